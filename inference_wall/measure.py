@@ -1,0 +1,302 @@
+"""The measure process: one protocol on one rig, from the server's start to the sealed record.
+
+What:   reads one JSON document (what to measure) from standard input, owns the server, runs every point that is not done yet,
+        and reports on standard output, one JSON document a line. It ends when its input is closed: whoever asked is gone.
+Why:    one long-lived process outside the notebook kernel gives one clock for client, counters and GPU, pays for vLLM's imports
+        once, and can clean up after a kernel that was killed.
+Use:    python -m inference_wall.measure < request.json     (see `post.measure`, which is what a notebook calls)
+        request: {"post": "part_1", "rig": "cpu", "parameters": {...}}
+Not:    pages (`post`, `figures`), batches of posts (`regenerate`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TextIO
+
+from . import hardware, records, rigs, stats
+from .engines import Engine, engine, installed
+from .errors import WallError
+from .samples import UNIT_S
+from .server import Attached, Server, end_leftovers, free_port, require_free_port, serve_argv
+from .watch import Watcher
+
+CLOCK_ZERO = time.perf_counter()
+POINT_GRACE_S = 600.0  # a point may take this much longer than planned before the run gives up
+DISK_NEEDED_MIB = 200
+
+
+class Stopped(SystemExit):
+    """Raised in the main thread by SIGTERM, SIGINT, or the end of standard input. Every `finally` on the way runs."""
+
+
+class Reporter:
+    """Progress, one JSON document a line. A reader that is gone is not an error: the end of input will stop us."""
+
+    def __init__(self, sink: TextIO):
+        self.sink = sink
+
+    def __call__(self, event: str, **facts: Any) -> None:
+        try:
+            self.sink.write(json.dumps({"event": event, **facts}) + "\n")
+            self.sink.flush()
+        except (BrokenPipeError, ValueError):
+            pass
+
+
+@dataclasses.dataclass
+class Job:
+    """A checked request: what is measured, under which identity."""
+
+    protocol: rigs.Protocol
+    rig: rigs.Rig
+    arm: dict[str, Any]
+    values: dict[str, Any]
+    points: list[rigs.Point]
+    engine: Engine
+    model: str
+    flags: dict[str, Any]
+    identity: dict[str, Any]
+
+
+def prepare(post: str, rig_name: str, parameters: dict[str, Any]) -> Job:
+    """Check everything that can be checked without a server. Every problem is a WallError, before anything starts."""
+    protocol = rigs.load_protocol(post)
+    values = rigs.check_parameters(protocol, parameters)
+    rig = rigs.pick_rig(rig_name)
+    if not values.get("base_url"):
+        rigs.require_hardware(rig)
+    arm = protocol.arms[0]
+    points = rigs.plan(rig, post, values, arm["name"])
+    found = installed()
+    if found is None:
+        raise WallError("no vLLM is installed in this environment",
+                        "run `make book`, or install requirements.txt (GPU) or requirements-cpu.txt (CPU)")
+    flags = {**({"dtype": rig.model["dtype"]} if "dtype" in rig.model else {}), **rig.engine.get("flags", {}), **arm.get("flags", {})}
+    found.check_flags(flags)
+    longest = max(point.input_len + point.output_len for point in points)
+    if longest > flags.get("max-model-len", longest):
+        raise WallError(f"input_len + output_len = {longest} tokens, but the rig's max-model-len is {flags['max-model-len']}",
+                        f"shorten them in experiments/rigs/{rig.name}.toml or raise max-model-len")
+    if values.get("port") and not values.get("base_url"):
+        require_free_port(values["port"])
+    model = model_folder(rig)
+    identity = {
+        "post": post, "rig": rig.name, "arm": arm["name"], "plan": [point.as_dict() for point in points], "flags": flags,
+        "slo": rigs.settings(rig, post, values).get("slo", {}), "model": rig.model, "model_config": config_digest(model),
+        "environment": rig.engine.get("environment", {}), "engine": found.version, "base_url": values.get("base_url") or None,
+        "code": records.code_version(),
+    }
+    return Job(protocol, rig, arm, values, points, found, model, flags, identity)
+
+
+def model_folder(rig: rigs.Rig) -> str:
+    """Folder or hub name of the rig's model. The embedded one is made on first use."""
+    if "embedded" in rig.model:
+        from .weights import ensure
+
+        return str(ensure(rig.model["embedded"]))
+    if "path" in rig.model:
+        path = (rigs.root() / rig.model["path"]).expanduser()
+        if not (path / "config.json").is_file():
+            raise WallError(f"no model at {path}", f"put it there, or change model.path in experiments/rigs/{rig.name}.toml")
+        return str(path)
+    return rig.model["hub"]
+
+
+def config_digest(model: str) -> str | None:
+    """Digest of the model's config.json; null for a model that vLLM fetches from a hub by itself."""
+    path = Path(model) / "config.json"
+    return rigs.digest(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+
+def weight_bytes(model: str) -> int | None:
+    """Bytes of the model's safetensors files; null for a model that vLLM fetches from a hub by itself."""
+    sizes = [path.stat().st_size for path in Path(model).glob("*.safetensors")] if Path(model).is_dir() else []
+    return sum(sizes) or None
+
+
+def measure(request: dict[str, Any], report: Reporter) -> Path:
+    """Run what is missing, seal the record, return its folder."""
+    job = prepare(request["post"], request["rig"], request.get("parameters", {}))
+    draft = records.Draft.open(job.protocol.name, job.rig.name, job.arm["name"], job.identity)
+    free_mib = shutil.disk_usage(draft.folder).free / 2**20
+    if free_mib < DISK_NEEDED_MIB:
+        raise WallError(f"only {free_mib:.0f} MiB are free at {draft.folder}", f"free at least {DISK_NEEDED_MIB} MiB")
+    done = set(draft.done)
+    missing = [point for point in job.points if point.index not in done]
+    report("plan", post=job.protocol.name, rig=job.rig.name, points=len(job.points), kept=len(done), draft=str(draft.folder),
+           seconds=round(sum(point.planned_s(_ceiling(job)) for point in missing)))
+    starts = sorted(draft.folder.glob("start-*.json"))
+    if missing:
+        for pid in end_leftovers():
+            report("note", text=f"stopped a server left over by a killed run (process {pid})")
+        _run_points(job, draft, missing, len(starts), report)
+        starts = sorted(draft.folder.glob("start-*.json"))
+    document = run_document(job, draft, [json.loads(path.read_text(encoding="utf-8")) for path in starts])
+    final = draft.finish(document, [path.with_name(path.name.replace("start-", "server-")).with_suffix(".log") for path in starts])
+    return final
+
+
+def _ceiling(job: Job) -> float | None:
+    """A guess of the server's ceiling for the time left, from the rig's own list of rates; never used in a result."""
+    finite = [point.request_rate for point in job.points if point.request_rate]
+    return sorted(finite)[len(finite) // 2] if finite else None
+
+
+def _run_points(job: Job, draft: records.Draft, missing: list[rigs.Point], number: int, report: Reporter) -> None:
+    """One server start: warm up, then every missing point."""
+    before = {"host": hardware.host_facts(), "gpus": hardware.gpus(), "bandwidth": bandwidth(job.rig.device, report)}
+    log = draft.folder / f"server-{number}.log"
+    report("server", state="starting", log=str(log))
+    with ThreadPoolExecutor(1) as pool:
+        server = _server(job, log)
+        loading = pool.submit(_bench, job, server.base_url)  # imports overlap with the server's start
+        with server:
+            bench = loading.result()
+            start = {"server_start": number, "clock_s": time.perf_counter() - CLOCK_ZERO, **before, "server": server.facts,
+                     "plan_resumed_at": missing[0].index}
+            records.write_json(draft.folder / f"start-{number}.json", start)
+            report("server", state="ready", seconds=server.facts.get("ready_s"), said=server.facts.get("said", {}))
+            gpu = 0 if job.rig.kind == "cuda" else None
+            with Watcher(server.base_url, job.engine, CLOCK_ZERO, gpu) as watcher:
+                for point in _with_warm_up(job.points, missing):
+                    _one_point(job, draft, point, point in missing, number, server, bench, watcher, report)
+            start["gpus_after"] = hardware.gpus()
+            records.write_json(draft.folder / f"start-{number}.json", start)
+
+
+def _with_warm_up(points: list[rigs.Point], missing: list[rigs.Point]) -> list[rigs.Point]:
+    """What a fresh server must run: the cold pass first, even when a former server already recorded it, then what is missing.
+
+    A resumed run has a new server, and a new server is cold: the pass is run again and thrown away.
+    """
+    cold = [point for point in points if point.pass_name == "cold"]
+    return [*(point for point in cold if point not in missing), *missing] if missing[0] not in cold else missing
+
+
+def _one_point(job: Job, draft: records.Draft, point: rigs.Point, keep: bool, number: int, server: Server | Attached, bench: Any,
+               watcher: Watcher, report: Reporter) -> None:
+    """Load, counters, summary, checks, and the record of one point."""
+    entered = time.perf_counter()
+    place = {"index": point.index, "pass": point.pass_name if keep else "warm-up", "rate": point.rate_label, "prompts": point.num_prompts}
+    planned = point.planned_s(_ceiling(job))
+    report("point", **place, planned_s=round(planned, 1))
+    watcher.settle()
+    result = bench.run(point, timeout_s=planned * 3 + POINT_GRACE_S, on_done=lambda done: report("progress", index=point.index, done=done))
+    watcher.settle()
+    server.require_alive()
+    metrics = watcher.frame(result.start_s, result.end_s)
+    summary = stats.point_summary(result.requests, result.chunks, metrics, point.request_rate, point.input_len, point.output_len)
+    validity = stats.validity(result.requests, result.chunks, metrics, point.request_rate, point.input_len, point.output_len,
+                              num_prompts=point.num_prompts, prefix_caching=server.facts.get("said", {}).get("prefix_caching"))
+    overhead = time.perf_counter() - entered - load_seconds(result.requests)
+    if keep:
+        draft.save_point({**point.as_dict(), "start_s": round(result.start_s, 4), "end_s": round(result.end_s, 4),
+                          "overhead_s": round(overhead, 3), "server_start": number, "summary": summary, "validity": validity,
+                          "bench": result.bench}, result.requests, result.chunks, metrics)
+    report("point_done", **place, seconds=round(time.perf_counter() - entered, 1), overhead_s=round(overhead, 2),
+           completed_req_s=summary["completed_req_s"], ttft_p50_ms=summary["ttft"]["p50_ms"], valid=validity["valid"],
+           reasons=validity["reasons"])
+
+
+def load_seconds(requests: Any) -> float:
+    """From the first intended send to the last event: the part of a point's time that is load."""
+    return float(requests["end"].max() - requests["intended"].min()) * UNIT_S if requests["end"].notna().any() else 0.0
+
+
+def _server(job: Job, log: Path) -> Server | Attached:
+    served = job.rig.model["served_name"]
+    if job.values.get("base_url"):
+        return Attached(job.values["base_url"], served, job.engine)
+    return Server(serve_argv(job.model, served, job.flags), served_name=served, engine=job.engine, log=log,
+                  port=job.values.get("port") or free_port(), environment=job.rig.engine.get("environment", {}),
+                  ready_timeout_s=job.rig.engine.get("ready_timeout_s", 600.0))
+
+
+def _bench(job: Job, base_url: str) -> Any:
+    from .load import BenchServe  # the expensive import
+
+    return BenchServe(base_url, job.rig.model.get("tokenizer", job.model), job.rig.model["served_name"], CLOCK_ZERO)
+
+
+def bandwidth(device: str, report: Reporter) -> dict[str, Any]:
+    """This machine's copy bandwidth, measured in a process of its own so that no GPU memory stays taken."""
+    report("note", text=f"measuring the copy bandwidth of the {device}")
+    return hardware.copy_bandwidth_apart(device)
+
+
+def run_document(job: Job, draft: records.Draft, starts: list[dict[str, Any]]) -> dict[str, Any]:
+    """`run.json` without its id and dates: everything that is not a point."""
+    points = draft.points()
+    invalid = {point["point"]: point["validity"]["reasons"] for point in points if not point["validity"]["valid"]}
+    exact = engine(job.engine.version).exact
+    return {
+        "post": job.protocol.name, "arm": job.arm["name"], "parameters": job.values, "identity": job.identity,
+        "rig": {"name": job.rig.name, "title": job.rig.title, "kind": job.rig.kind, "note": job.rig.note},
+        "model": job.rig.model | {"config_digest": job.identity["model_config"], "weight_bytes": weight_bytes(job.model)},
+        "engine": {"name": "vLLM", "version": job.engine.version, "table_exact": exact}, "flags": job.flags,
+        "settings": {**rigs.settings(job.rig, job.protocol.name, job.values), "rates": [p.rate_label for p in job.points if p.pass_name == "cold"]},
+        "starts": scrub(starts), "units": {"time": "10 us on the run's clock"},
+        "percentile_rule": stats.RULE,
+        "validity": {"points": len(points), "invalid": invalid},
+    }
+
+
+def scrub(value: Any) -> Any:
+    """Replace this machine's home and repository paths, so that a record can be published as it is."""
+    if isinstance(value, dict):
+        return {key: scrub(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [scrub(each) for each in value]
+    if isinstance(value, str):
+        for path, name in sorted(_PATHS.items(), key=lambda pair: -len(pair[0])):
+            value = value.replace(path, name)
+    return value
+
+
+_PATHS = {str(Path(sys.prefix)): "<venv>", str(Path.home()): "~"}
+
+
+def _watch_input(source: TextIO) -> None:
+    """End of input means that whoever asked is gone: stop as on SIGTERM."""
+    while source.read(4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _stop(number: int, _frame: object) -> None:
+    # One stop is enough: a second signal must not interrupt the clean-up that the first one began.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise Stopped(128 + number)
+
+
+def main() -> None:
+    # Standard output carries the reports alone: whatever libraries print goes to standard error.
+    report = Reporter(os.fdopen(os.dup(1), "w", encoding="utf-8"))
+    os.dup2(2, 1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    report("hello", pid=os.getpid())
+    request = json.loads(sys.stdin.readline())
+    threading.Thread(target=_watch_input, args=(sys.stdin,), daemon=True).start()
+    _PATHS[str(rigs.root())] = "<repo>"
+    try:
+        report("done", run=str(measure(request, report)))
+    except WallError as problem:
+        report("error", message=problem.message, remedy=problem.remedy)
+        sys.exit(problem.exit_code)
+
+
+if __name__ == "__main__":
+    main()

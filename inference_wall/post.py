@@ -1,0 +1,150 @@
+"""What a post's notebook calls: run or read, then look.
+
+What:   `open_run` gives the record that a page is about: the newest one (`mode = "recorded"`), or one measured now
+        (`mode = "live"`) by the measure process, whose progress it shows.
+Why:    a notebook should read like the post: open the run, show a table, show a figure. Servers and clean-up are elsewhere.
+Use:    run = open_run("part_1", rig="auto", mode="recorded")
+Not:    how a run is measured (`measure`), what is drawn (`figures`), the named numbers of the prose (`headline`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import records, rigs
+from .errors import WallError
+
+# Set by `regenerate`: where to append the measure process's reports, and where to note which record the page shows.
+EVENTS_VARIABLE, PAGE_VARIABLE = "WALL_EVENTS", "WALL_PAGE"
+STOP_S = 60.0
+
+Event = dict[str, Any]
+
+
+def open_run(post: str, *, rig: str = "auto", mode: str = "recorded", **parameters: Any) -> records.Run:
+    """The record for a page. `parameters` are those of the post's protocol; an unknown one is an error at once.
+
+    Raises WallError when there is no record to read, or with what went wrong in a live run.
+    """
+    protocol = rigs.load_protocol(post)
+    values = rigs.check_parameters(protocol, {"rig": rig, "mode": mode, **parameters})
+    if values["mode"] == "live":
+        show = _forward if os.environ.get(EVENTS_VARIABLE) else _Line()
+        chosen = rigs.pick_rig(values["rig"])
+        run = records.open_run(measure(post, chosen.name, {**parameters, "mode": mode}, show))
+    else:
+        run = recorded(post, values["rig"])
+    page = os.environ.get(PAGE_VARIABLE)
+    if page:
+        records.write_json(Path(page), {"post": post, "rig": run.document["rig"]["name"], "run": run.name, "local": run.is_local})
+    return run
+
+
+def recorded(post: str, rig: str = "auto") -> records.Run:
+    """The newest whole record: of the named rig, or for `auto` of this machine's rig, else of any rig that has one."""
+    if rig != "auto":
+        names = [rig]
+    else:
+        measured = sorted({path.parent.name for path in records.record_folders(post)})
+        here = rigs.pick_rig("auto").name
+        names = [here, *(name for name in measured if name != here)]
+    for name in names:
+        run = records.newest(post, name)
+        if run is not None:
+            return run
+    raise WallError(f"there is no record of {post} on rig {rig}", f"measure one: wall run {post} --rig {rig}")
+
+
+def measure(post: str, rig: str, parameters: dict[str, Any], show: Callable[[Event], None]) -> Path:
+    """Run the measure process to its end and return the record's folder; `show` gets each of its reports.
+
+    The process holds our end of a pipe: if this process dies, however it dies, the pipe closes and the server is stopped.
+    """
+    process = subprocess.Popen([sys.executable, "-m", "inference_wall.measure"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=_error_log(), text=True, start_new_session=True, cwd=rigs.root())
+    last: Event = {}
+    try:
+        process.stdin.write(json.dumps({"post": post, "rig": rig, "parameters": parameters}) + "\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            last = json.loads(line)
+            show(last)
+        process.wait()
+    finally:
+        # Also on an interrupt: close the pipe, and do not leave before the server is gone.
+        process.stdin.close()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if last.get("event") == "error":
+        raise WallError(last["message"], last["remedy"])
+    if last.get("event") != "done":
+        raise WallError(f"the measure process ended with status {process.returncode} before it was done. {_error_tail()}",
+                        "run the same command again: finished points are kept")
+    return Path(last["run"])
+
+
+def _error_path() -> Path:
+    return records.benchmarks() / "local" / "measure.log"
+
+
+def _error_log() -> Any:
+    _error_path().parent.mkdir(parents=True, exist_ok=True)
+    return _error_path().open("w")
+
+
+def _error_tail() -> str:
+    lines = [line for line in _error_path().read_text(errors="replace").splitlines() if line.strip()]
+    return f"Its log ({_error_path()}) ends with: " + " | ".join(lines[-5:] or ["(nothing)"])
+
+
+def _forward(event: Event) -> None:
+    with open(os.environ[EVENTS_VARIABLE], "a", encoding="utf-8") as sink:
+        sink.write(json.dumps(event) + "\n")
+
+
+def describe(event: Event) -> str | None:
+    """One line for a person, or null for a report that needs none."""
+    match event["event"]:
+        case "plan":
+            kept = f", {event['kept']} already measured" if event["kept"] else ""
+            return f"{event['post']} on rig {event['rig']}: {event['points']} points{kept}, about {event['seconds']} s of load"
+        case "note":
+            return event["text"]
+        case "server" if event["state"] == "starting":
+            return f"starting the server (log: {event['log']})"
+        case "server":
+            return "the server is ready" + (f" after {event['seconds']:.0f} s" if event.get("seconds") else "")
+        case "point_done":
+            invalid = "" if event["valid"] else f"; not valid: {', '.join(event['reasons'])}"
+            rate = event["completed_req_s"]
+            return (f"{event['pass']} pass, rate {event['rate']}: " + (f"{rate:.2f} requests/s" if rate is not None else "no request completed")
+                    + f" in {event['seconds']:.0f} s{invalid}")
+        case "done":
+            return f"record: {event['run']}"
+    return None
+
+
+class _Line:
+    """Progress inside a live notebook: one line that changes, replaced by the last one at the end."""
+
+    def __init__(self) -> None:
+        from IPython.display import Markdown, display
+
+        self._markdown = Markdown
+        self._handle = display(Markdown("preparing ..."), display_id=True)
+
+    def __call__(self, event: Event) -> None:
+        text = describe(event)
+        if event["event"] == "progress":
+            return
+        if text and self._handle is not None:
+            self._handle.update(self._markdown(text))

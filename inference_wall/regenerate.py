@@ -1,0 +1,179 @@
+"""Posts in batch: jupytext source to notebook, papermill to execute it, one progress bar over everything.
+
+What:   `execute` runs one post with checked parameters and puts the executed notebook at `build/executed/<post>.ipynb`, in one
+        step, only when every cell has succeeded. Beside it `<post>.json` says which record the page shows and from what.
+Why:    papermill only warns about an unknown parameter and leaves a half-run notebook at the output path; a page must never
+        be made from either.
+Use:    execute("part_1", {"rig": "cpu", "mode": "live"}); what `wall run` and `wall site` call.
+Not:    rendering (`site.build`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbformat
+import papermill
+import psutil
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from papermill.exceptions import PapermillExecutionError
+
+from . import records, rigs
+from .errors import WallError
+from .post import EVENTS_VARIABLE, PAGE_VARIABLE, STOP_S, Event
+
+HIDDEN = {"parameters", "injected-parameters"}
+
+
+def executed(post: str) -> Path:
+    """Where the executed notebook of a post is put."""
+    return rigs.root() / "build" / "executed" / f"{post}.ipynb"
+
+
+def page_note(post: str) -> dict[str, Any] | None:
+    """What is known of the executed notebook (`run`, `rig`, `mode`, `source`), or null when there is none."""
+    path = executed(post).with_suffix(".json")
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() and executed(post).is_file() else None
+
+
+def source_digest(post: str) -> str:
+    """Digest of everything that decides what an executed page looks like, but for the record it shows."""
+    protocol = rigs.load_protocol(post)
+    package = sorted(Path(__file__).parent.glob("*.py"))
+    files = [rigs.root() / protocol.notebook, protocol.folder / "protocol.toml", *package, *sorted((records.benchmarks() / "published").rglob("*.csv"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def is_current(post: str, run: str | None) -> bool:
+    """Whether the executed notebook shows that record and was made from the present sources."""
+    note = page_note(post)
+    return bool(note) and note["run"] == run and note["source"] == source_digest(post)
+
+
+def execute(post: str, parameters: dict[str, Any], on_event: Callable[[Event], None] = lambda event: None) -> Path:
+    """Execute a post's notebook and return its path. `on_event` gets progress (see `post.describe`).
+
+    Raises WallError for a bad parameter (before anything starts), for a failed cell and for a kernel that died.
+    """
+    protocol = rigs.load_protocol(post)
+    rigs.check_parameters(protocol, parameters)
+    final = executed(post)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.with_suffix(".partial.ipynb")
+    source = source_digest(post)
+    with tempfile.TemporaryDirectory(prefix="wall-") as scratch:
+        notebook = jupytext.read(rigs.root() / protocol.notebook)
+        for number, cell in enumerate(notebook.cells):
+            cell["id"] = f"cell-{number:03d}"
+        plain = Path(scratch) / f"{post}.ipynb"
+        nbformat.write(notebook, plain)
+        events, note = Path(scratch) / "events.jsonl", Path(scratch) / "page.json"
+        events.touch()
+        with _environment({EVENTS_VARIABLE: str(events), PAGE_VARIABLE: str(note), "WALL_ROOT": str(rigs.root())}), _followed(events, on_event):
+            # papermill wants plain values; an empty parameter keeps the notebook's default.
+            given = {name: value for name, value in parameters.items() if value not in (None, "")}
+            _run(plain, partial, given, on_event)
+        finished = _clean(nbformat.read(partial, as_version=4))
+        nbformat.write(finished, partial)
+        page = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {"run": None, "rig": None}
+    records.write_json(final.with_suffix(".json"), {**page, "mode": parameters.get("mode", "recorded"), "source": source})
+    os.replace(partial, final)
+    return final
+
+
+def _run(plain: Path, partial: Path, parameters: dict[str, Any], on_event: Callable[[Event], None]) -> None:
+    on_event({"event": "note", "text": f"executing {plain.stem}"})
+    try:
+        papermill.execute_notebook(str(plain), str(partial), parameters=parameters, kernel_name="python3", progress_bar=False,
+                                   log_output=False, cwd=str(rigs.root()), request_save_on_cell_execute=False)
+    except PapermillExecutionError as problem:
+        if problem.ename == "WallError":
+            # The cell raised our own error: its two lines are all that a user needs.
+            message, _, remedy = problem.evalue.partition("\n")
+            raise WallError(message.removeprefix("error: "), remedy.removeprefix("remedy: ")) from None
+        raise WallError(f"cell {problem.exec_count} of {plain.stem} failed: {problem.ename}: {problem.evalue}",
+                        f"see {partial}, the notebook as far as it got") from problem
+    except DeadKernelError as problem:
+        raise WallError(f"the kernel of {plain.stem} died (killed, or out of memory)",
+                        "run the same command again: finished points are kept") from problem
+    except CellTimeoutError as problem:
+        raise WallError(f"a cell of {plain.stem} did not end in time", f"see {partial}") from problem
+
+
+def _clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Same input, same bytes: drop timings and machine paths; keep parameter cells out of the page."""
+    notebook.metadata.pop("papermill", None)
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number:03d}"
+        cell.metadata.pop("papermill", None)
+        cell.metadata.pop("execution", None)
+        tags = cell.metadata.get("tags", [])
+        if HIDDEN & set(tags):
+            cell.metadata["tags"] = [*tags, "remove-cell"]
+    return notebook
+
+
+@contextmanager
+def _environment(extra: dict[str, str]):
+    before = {name: os.environ.get(name) for name in extra}
+    os.environ.update(extra)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+
+
+@contextmanager
+def _followed(events: Path, on_event: Callable[[Event], None]):
+    """Hand on the measure process's reports as they are written, and do not leave before that process has left."""
+    stop, seen = threading.Event(), {"pid": None}
+
+    def follow() -> None:
+        with events.open(encoding="utf-8") as lines:
+            pending = ""
+            while True:
+                ending = stop.is_set()
+                pending += lines.read()
+                *whole, pending = pending.split("\n")
+                for line in whole:
+                    event = json.loads(line)
+                    seen["pid"] = event["pid"] if event["event"] == "hello" else seen["pid"]
+                    on_event(event)
+                if ending:
+                    return
+                time.sleep(0.1)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=5)
+        if seen["pid"]:
+            _wait_gone(seen["pid"])
+
+
+def _wait_gone(pid: int) -> None:
+    """After an interrupt or a dead kernel the measure process stops by itself; wait for it, and insist if it does not."""
+    try:
+        process = psutil.Process(pid)
+        if "inference_wall.measure" not in " ".join(process.cmdline()):
+            return
+        process.wait(STOP_S)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
