@@ -100,13 +100,19 @@ def _pairs(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def _print_plan(name: str, job: Any) -> None:
-    ceiling = None
-    seconds = sum(point.planned_s(ceiling) for point in job.points)
+    from . import rigs
+
+    points = rigs.plan(job.rig, name, job.values, job.arm["name"])
     starts = 0 if job.values.get("base_url") else 1
-    click.echo(f"{name} on rig {job.rig.name} ({job.rig.title}), vLLM {job.engine.version}: {starts} server start, {len(job.points)} points, "
-               f"at least {seconds / 60:.1f} minutes of load")
-    for point in job.points:
-        click.echo(f"  {point.index:3d}  {point.pass_name:<8}  rate {point.rate_label:>5}  {point.num_prompts:5d} prompts of "
+    click.echo(f"{name} on rig {job.rig.name} ({job.rig.title}), vLLM {job.engine.version}, {starts} server start")
+    if job.settings["rates"] is None:
+        fractions = ", ".join(f"{fraction:g}" for fraction in job.settings["rate_fractions"])
+        click.echo(f"  two floods find this machine's ceiling; then {job.settings['repeats']} x the rates {fractions} x ceiling, "
+                   f"{job.settings['num_prompts']} prompts each, cold pass first")
+    else:
+        click.echo(f"  at least {sum(point.planned_s() for point in points) / 60:.1f} minutes of arrivals")
+    for point in points:
+        click.echo(f"  {point.index:3d}  {point.pass_name:<11}  rate {point.rate_label:>5}  {point.num_prompts:5d} prompts of "
                    f"{point.input_len} in / {point.output_len} out  repeat {point.repeat}")
 
 

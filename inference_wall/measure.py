@@ -61,7 +61,7 @@ class Job:
     rig: rigs.Rig
     arm: dict[str, Any]
     values: dict[str, Any]
-    points: list[rigs.Point]
+    settings: dict[str, Any]
     engine: Engine
     model: str
     flags: dict[str, Any]
@@ -76,14 +76,14 @@ def prepare(post: str, rig_name: str, parameters: dict[str, Any]) -> Job:
     if not values.get("base_url"):
         rigs.require_hardware(rig)
     arm = protocol.arms[0]
-    points = rigs.plan(rig, post, values, arm["name"])
+    settings = rigs.settings(rig, post, values)
     found = installed()
     if found is None:
         raise WallError("no vLLM is installed in this environment",
                         "run `make book`, or install requirements.txt (GPU) or requirements-cpu.txt (CPU)")
     flags = {**({"dtype": rig.model["dtype"]} if "dtype" in rig.model else {}), **rig.engine.get("flags", {}), **arm.get("flags", {})}
     found.check_flags(flags)
-    longest = max(point.input_len + point.output_len for point in points)
+    longest = settings["input_len"] + settings["output_len"]
     if longest > flags.get("max-model-len", longest):
         raise WallError(f"input_len + output_len = {longest} tokens, but the rig's max-model-len is {flags['max-model-len']}",
                         f"shorten them in experiments/rigs/{rig.name}.toml or raise max-model-len")
@@ -91,12 +91,12 @@ def prepare(post: str, rig_name: str, parameters: dict[str, Any]) -> Job:
         require_free_port(values["port"])
     model = model_folder(rig)
     identity = {
-        "post": post, "rig": rig.name, "arm": arm["name"], "plan": [point.as_dict() for point in points], "flags": flags,
-        "slo": rigs.settings(rig, post, values).get("slo", {}), "model": rig.model, "model_config": config_digest(model),
+        "post": post, "rig": rig.name, "arm": arm["name"], "settings": _strict(settings), "scale": values.get("scale"), "flags": flags,
+        "model": rig.model, "model_config": config_digest(model),
         "environment": rig.engine.get("environment", {}), "engine": found.version, "base_url": values.get("base_url") or None,
         "code": records.code_version(),
     }
-    return Job(protocol, rig, arm, values, points, found, model, flags, identity)
+    return Job(protocol, rig, arm, values, settings, found, model, flags, identity)
 
 
 def model_folder(rig: rigs.Rig) -> str:
@@ -132,29 +132,61 @@ def measure(request: dict[str, Any], report: Reporter) -> Path:
     free_mib = shutil.disk_usage(draft.folder).free / 2**20
     if free_mib < DISK_NEEDED_MIB:
         raise WallError(f"only {free_mib:.0f} MiB are free at {draft.folder}", f"free at least {DISK_NEEDED_MIB} MiB")
-    done = set(draft.done)
-    missing = [point for point in job.points if point.index not in done]
-    report("plan", post=job.protocol.name, rig=job.rig.name, points=len(job.points), kept=len(done), draft=str(draft.folder),
-           seconds=round(sum(point.planned_s(_ceiling(job)) for point in missing)))
-    starts = sorted(draft.folder.glob("start-*.json"))
-    if missing:
+    if missing_points(job, draft):
         for pid in end_leftovers():
             report("note", text=f"stopped a server left over by a killed run (process {pid})")
-        _run_points(job, draft, missing, len(starts), report)
-        starts = sorted(draft.folder.glob("start-*.json"))
+        _run_points(job, draft, report)
+    starts = sorted(draft.folder.glob("start-*.json"))
     document = run_document(job, draft, [json.loads(path.read_text(encoding="utf-8")) for path in starts])
-    final = draft.finish(document, [path.with_name(path.name.replace("start-", "server-")).with_suffix(".log") for path in starts])
-    return final
+    return draft.finish(document, [path.with_name(path.name.replace("start-", "server-")).with_suffix(".log") for path in starts])
 
 
-def _ceiling(job: Job) -> float | None:
-    """A guess of the server's ceiling for the time left, from the rig's own list of rates; never used in a result."""
-    finite = [point.request_rate for point in job.points if point.request_rate]
-    return sorted(finite)[len(finite) // 2] if finite else None
+def missing_points(job: Job, draft: records.Draft) -> list[rigs.Point]:
+    """What is still to be measured, as far as it is known: the plan, then the refinements of the knee, one rate at a time.
+
+    Everything here follows from the finished points alone, so a resumed run goes on exactly as the interrupted one would have.
+    """
+    finished = draft.points()
+    plan = rigs.plan(job.rig, job.protocol.name, job.values, job.arm["name"], ceiling(finished))
+    done = {point["point"] for point in finished}
+    missing = [point for point in plan if point.index not in done]
+    if missing:
+        return missing
+    refined = {point["request_rate"] for point in finished if point["point"] >= len(plan)}
+    last = [point for point in finished if point["point"] >= len(plan)][-1:]
+    repeats = job.settings["repeats"]
+    if last and last[0]["repeat"] + 1 < repeats:
+        rate, repeat = last[0]["request_rate"], last[0]["repeat"] + 1
+    elif len(refined) < job.settings.get("refinements", 0):
+        rate, repeat = stats.next_rate(records.frame_of_points(finished, job.rig.name), job.settings["slo"]), 0
+    else:
+        rate = None
+    if rate is None:
+        return []
+    return [rigs.point_at(len(finished), job.settings, job.values, "measured", repeat, rate, job.settings["num_prompts"], job.arm["name"])]
 
 
-def _run_points(job: Job, draft: records.Draft, missing: list[rigs.Point], number: int, report: Reporter) -> None:
+def ceiling(finished: list[dict[str, Any]]) -> float | None:
+    """Requests per second that the calibration flood completed; null before it, or where the rig has fixed rates."""
+    return next((point["summary"]["completed_req_s"] for point in finished if point["pass"] == "calibration"), None)
+
+
+def _announce(job: Job, draft: records.Draft, report: Reporter) -> None:
+    """Tell how much is left, as far as it is known."""
+    finished, missing = draft.points(), missing_points(job, draft)
+    top = _top_rate(finished)
+    report("plan", post=job.protocol.name, rig=job.rig.name, kept=len(finished), points=len(finished) + len(missing),
+           seconds=round(sum(point.planned_s(top) for point in missing)))
+
+
+def _top_rate(finished: list[dict[str, Any]]) -> float | None:
+    """The highest completed rate so far: a guess of the server's ceiling for the time left, never used in a result."""
+    return max((point["summary"]["completed_req_s"] or 0 for point in finished), default=0) or None
+
+
+def _run_points(job: Job, draft: records.Draft, report: Reporter) -> None:
     """One server start: warm up, then every missing point."""
+    number = len(list(draft.folder.glob("start-*.json")))
     before = {"host": hardware.host_facts(), "gpus": hardware.gpus(), "bandwidth": bandwidth(job.rig.device, report)}
     log = draft.folder / f"server-{number}.log"
     report("server", state="starting", log=str(log))
@@ -164,32 +196,38 @@ def _run_points(job: Job, draft: records.Draft, missing: list[rigs.Point], numbe
         with server:
             bench = loading.result()
             start = {"server_start": number, "clock_s": time.perf_counter() - CLOCK_ZERO, **before, "server": server.facts,
-                     "plan_resumed_at": missing[0].index}
+                     "first_point": missing_points(job, draft)[0].index}
             records.write_json(draft.folder / f"start-{number}.json", start)
             report("server", state="ready", seconds=server.facts.get("ready_s"), said=server.facts.get("said", {}))
             gpu = 0 if job.rig.kind == "cuda" else None
             with Watcher(server.base_url, job.engine, CLOCK_ZERO, gpu) as watcher:
-                for point in _with_warm_up(job.points, missing):
-                    _one_point(job, draft, point, point in missing, number, server, bench, watcher, report)
+                place = (job, draft, number, server, bench, watcher, report)
+                for point in _warm_up(job, draft):
+                    _one_point(*place, point, keep=False)
+                _announce(job, draft, report)
+                while missing := missing_points(job, draft):
+                    _one_point(*place, missing[0], keep=True)
             start["gpus_after"] = hardware.gpus()
             records.write_json(draft.folder / f"start-{number}.json", start)
 
 
-def _with_warm_up(points: list[rigs.Point], missing: list[rigs.Point]) -> list[rigs.Point]:
-    """What a fresh server must run: the cold pass first, even when a former server already recorded it, then what is missing.
+def _warm_up(job: Job, draft: records.Draft) -> list[rigs.Point]:
+    """The cold pass as far as a former server has run it: a resumed run has a new server, and a new server is cold.
 
-    A resumed run has a new server, and a new server is cold: the pass is run again and thrown away.
+    It is run again and thrown away. What of the cold pass is still missing follows as points of the plan.
     """
-    cold = [point for point in points if point.pass_name == "cold"]
-    return [*(point for point in cold if point not in missing), *missing] if missing[0] not in cold else missing
+    finished = draft.points()
+    plan = rigs.plan(job.rig, job.protocol.name, job.values, job.arm["name"], ceiling(finished))
+    done = {point["point"] for point in finished}
+    return [point for point in plan if point.pass_name == "cold" and point.index in done]
 
 
-def _one_point(job: Job, draft: records.Draft, point: rigs.Point, keep: bool, number: int, server: Server | Attached, bench: Any,
-               watcher: Watcher, report: Reporter) -> None:
+def _one_point(job: Job, draft: records.Draft, number: int, server: Server | Attached, bench: Any, watcher: Watcher, report: Reporter,
+               point: rigs.Point, *, keep: bool) -> None:
     """Load, counters, summary, checks, and the record of one point."""
     entered = time.perf_counter()
     place = {"index": point.index, "pass": point.pass_name if keep else "warm-up", "rate": point.rate_label, "prompts": point.num_prompts}
-    planned = point.planned_s(_ceiling(job))
+    planned = point.planned_s(_top_rate(draft.points()))
     report("point", **place, planned_s=round(planned, 1))
     watcher.settle()
     result = bench.run(point, timeout_s=planned * 3 + POINT_GRACE_S, on_done=lambda done: report("progress", index=point.index, done=done))
@@ -241,15 +279,24 @@ def run_document(job: Job, draft: records.Draft, starts: list[dict[str, Any]]) -
     invalid = {point["point"]: point["validity"]["reasons"] for point in points if not point["validity"]["valid"]}
     exact = engine(job.engine.version).exact
     return {
-        "post": job.protocol.name, "arm": job.arm["name"], "parameters": job.values, "identity": job.identity,
+        "post": job.protocol.name, "arm": job.arm["name"], "parameters": _strict(job.values), "identity": job.identity,
         "rig": {"name": job.rig.name, "title": job.rig.title, "kind": job.rig.kind, "note": job.rig.note},
         "model": job.rig.model | {"config_digest": job.identity["model_config"], "weight_bytes": weight_bytes(job.model)},
         "engine": {"name": "vLLM", "version": job.engine.version, "table_exact": exact}, "flags": job.flags,
-        "settings": {**rigs.settings(job.rig, job.protocol.name, job.values), "rates": [p.rate_label for p in job.points if p.pass_name == "cold"]},
+        "settings": _strict(job.settings), "ceiling_req_s": ceiling(points),
         "starts": scrub(starts), "units": {"time": "10 us on the run's clock"},
         "percentile_rule": stats.RULE,
         "validity": {"points": len(points), "invalid": invalid},
     }
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no infinity: the rate of a flood is written "inf"."""
+    if isinstance(value, dict):
+        return {name: _strict(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_strict(each) for each in value]
+    return "inf" if value == float("inf") else value
 
 
 def scrub(value: Any) -> Any:

@@ -38,14 +38,16 @@ class Progress:
         if text:
             self._bars.console.print(text, highlight=False, soft_wrap=True)
         match event["event"]:
-            case "plan":
-                self._task = self._bars.add_task("starting the server", total=event["points"], completed=event["kept"])
+            case "server" if event["state"] == "starting":
+                self._task = self._bars.add_task("starting the server", total=None)
+            case "plan" if self._task is not None:
                 self._points = event["kept"]
+                self._bars.update(self._task, total=event["points"], completed=self._points)
             case "point" if self._task is not None:
                 self._point = event
                 self._bars.update(self._task, description=f"{event['pass']} pass, rate {event['rate']}")
             case "progress" if self._task is not None and self._point:
                 self._bars.update(self._task, completed=self._points + event["done"] / self._point["prompts"])
-            case "point_done" if self._task is not None:
-                self._points += event["pass"] != "warm-up"
+            case "point_done" if self._task is not None and event["pass"] != "warm-up":
+                self._points += 1
                 self._bars.update(self._task, completed=self._points)

@@ -6,8 +6,8 @@ Why:    a figure that somebody else measured must reach the page by the same roa
 Use:    frame = sweep_frame(); printed = sweep_frame(passes="table"); named = numbers()["published.a10g.flood_req_s"]
 Not:    judging the figures (claims come with a later post); how a named number is computed (`published_numbers`).
 
-The author's sweep came in passes, and his printed table takes rows from two of them. `pass` names the pass of a row;
-`passes="table"` gives the rows that he printed, and they still carry the name of their own pass.
+The author's sweep came in passes, and the printed table takes rows from two of them. `pass` names the pass of a row;
+`passes="table"` gives the rows of that table, which still carry the name of their own pass.
 """
 
 from __future__ import annotations

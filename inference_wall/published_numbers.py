@@ -1,7 +1,7 @@
 """Named numbers out of the published figures: what the primer, Part 1 and the honesty page put into sentences.
 
-What:   `numbers()` gives each as value, unit, n, source and the place where it was published, or how it was computed here
-        from published figures.
+What:   `numbers()` gives each as value, unit, n, source and the place where it was published, or how it was computed
+        here from published figures.
 Why:    nobody types a number into a sentence, also not one that somebody else measured.
 Use:    `published.numbers()["published.a10g.flood_req_s"]["value"]`; in a page {num}`published.a10g.flood_req_s:.2f`
 Not:    our own runs (`headline`), reading the files (`published`), the later posts.
@@ -23,7 +23,7 @@ def numbers() -> dict[str, dict[str, Any]]:
     """The published numbers that the primer and Part 1 name; every key starts with `published.a10g.`.
 
     Each entry holds value, unit, n (samples behind a percentile, else null), run (null), source, reason (null, or why
-    the value is null) and where (a file of the author's repository, or how it was computed here from his figures).
+    the value is null) and where (a file of the author's repository, or how it was computed here from those).
     """
     book = _Book()
     _hardware_and_load(book)
@@ -96,6 +96,10 @@ def _memory(book: _Book) -> None:
     shape = model_shape()
     for name in ("layers", "full_attention_layers", "linear_attention_layers"):
         book.put(name, shape[name], "layers", shape["source"])
+    for name in ("kv_heads", "head_dim", "linear_value_heads", "linear_key_dim", "linear_value_dim"):
+        book.put(name, shape[name], "", shape["source"])
+    for name in ("cache_bytes_per_value", "state_bytes_per_value"):
+        book.put(name, shape[name], "bytes", shape["source"])
     book.derive("weights_gb", book["weights_gib"] * GIB / 1e9, "GB", "weights in units of 10^9 bytes")
     share = book["weights_gib"] / book["gpu_memory_gb"]
     book.derive("weights_share_of_card", share, "fraction", "loaded GiB over the 23 that are printed for the card")
@@ -174,7 +178,7 @@ def _bounds(book: _Book) -> None:
     weights = counts["body"] + counts["head"]
     bandwidth, arithmetic = book["copy_bandwidth_gb_s"] * 1e9, book["fp16_tflop_s"] * 1e12
     stream = weights * width / bandwidth * 1e3
-    book.derive("streamed_gb", weights * width / 1e9, "GB", "weights of all layers and the output layer, from the shape")
+    book.derive("streamed_gb", weights * width / 1e9, "GB", "weights of all layers and output layer, from the shape")
     book.derive("not_streamed_gb", book["weights_gb"] - book["streamed_gb"], "GB", "loaded less streamed")
     book.derive("stream_ms", stream, "ms", "streamed weights over measured copy bandwidth")
     book.derive("stream_tok_s", 1e3 / stream, "tok/s", "one token for each weight stream")
@@ -183,7 +187,7 @@ def _bounds(book: _Book) -> None:
     book.derive("stream_over_arithmetic", stream / book["arithmetic_ms"], "x", "weight stream over arithmetic")
     book.derive("operations_per_byte", arithmetic / bandwidth, "operations", "peak arithmetic over copy bandwidth")
     book.derive("stream_share_of_token", stream / book["token_ms"], "fraction", "weight stream over time per token")
-    book.derive("stream_share_of_fixed", stream / book["step_fixed_ms"], "fraction", "weight stream over the fixed part")
+    book.derive("stream_share_of_fixed", stream / book["step_fixed_ms"], "fraction", "weight stream over fixed part")
 
     # A request's own traffic in a step: its state is read and written, its growing cache is read.
     own = 2 * book["state_mb"] + book["input_tokens"] * book["kv_growth_kb"] / 1e3
@@ -303,7 +307,8 @@ def _past_the_knee(book: _Book) -> None:
 
 
 def _corrections(book: _Book) -> None:
-    """Figures of the series that its author, or his own logs, put right later. For the honesty page."""
+    """Figures of the series that its author, or the published logs, put right later. For the honesty page."""
+    book.derive("claims", len(table("claims.csv")), "claims", "rows of benchmarks/published/claims.csv")
     runs = table("a10g/part_4/cache_starvation.csv")
     counted = runs[runs["era"] == "current"]["preemptions_prometheus"].astype(float)
     seed = runs[runs["era"] == "seed"].iloc[0]

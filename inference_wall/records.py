@@ -308,10 +308,15 @@ def keep(path: Path) -> Path:
 
 def points_frame(run: Run) -> pd.DataFrame:
     """One row a point with the columns of docs/decisions/0001, "The frame that pages read"."""
+    return frame_of_points(run.points, run.document["rig"]["name"])
+
+
+def frame_of_points(points: list[dict[str, Any]], rig: str) -> pd.DataFrame:
+    """Documents of points, finished or of a draft, as that frame."""
     rows = []
-    for point in run.points:
+    for point in points:
         summary, validity = point["summary"], point["validity"]
-        row = {"rig": run.document["rig"]["name"], "source": "measured", "pass": point["pass"], "rate_label": point["rate_label"],
+        row = {"rig": rig, "source": "measured", "pass": point["pass"], "rate_label": point["rate_label"],
                "request_rate": float("inf") if point["request_rate"] is None else point["request_rate"],
                "valid": validity["valid"], "reasons": validity["reasons"], "point": point["point"],
                **{name: point[name] for name in ("repeat", "num_prompts")},

@@ -299,9 +299,14 @@ _CHECKS = {
 
 
 def settings(rig: Rig, post: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The rig's settings for the post with the caller's parameters laid over them."""
+    """The rig's settings for the post with the caller's parameters laid over them.
+
+    `rates` are fixed offered loads, or null where the rig gives `rate_fractions` of the ceiling that this machine turns out
+    to have: a list that straddles the wall of one processor misses that of another.
+    """
     merged = dict(rig.post(post))
-    merged["rates"] = values.get("rates") or parse_rates(merged["rates"])
+    merged["rates"] = values.get("rates") or (parse_rates(merged["rates"]) if "rates" in merged else None)
+    merged["rate_fractions"] = None if merged["rates"] else parse_rates(merged["rate_fractions"])
     for name in ("num_prompts", "repeats"):
         merged[name] = values.get(name) or merged.get(name, 1)
     slo = dict(merged.get("slo", {}))
@@ -312,24 +317,38 @@ def settings(rig: Rig, post: str, values: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def plan(rig: Rig, post: str, values: dict[str, Any], arm: str = "default") -> list[Point]:
+def plan(rig: Rig, post: str, values: dict[str, Any], arm: str = "default", ceiling_req_s: float | None = None) -> list[Point]:
     """The points of one run in order: the cold pass over all rates, then each repeat of the measured sweep.
 
     Rates ascend, so that a server never starts a point with the backlog of a heavier one. Seeds differ for every point
     and repeat, and those of the cold pass are disjoint from the measured ones, so no prompt is ever seen twice.
+
+    With `rate_fractions` two floods come first, one cold, one for calibration; the rest follows once its completed rate is
+    known (`ceiling_req_s`). Without it only those two are returned.
     """
     chosen = settings(rig, post, values)
-    scale = values.get("scale") or 1.0
-    passes = [("cold", 0, chosen.get("cold_prompts", chosen["num_prompts"]))]
-    passes += [("measured", repeat, chosen["num_prompts"]) for repeat in range(chosen["repeats"])]
-    points: list[Point] = []
-    for pass_name, repeat, prompts in passes:
-        for rate in chosen["rates"]:
-            points.append(Point(
-                index=len(points), pass_name=pass_name, arm=arm, request_rate=None if math.isinf(rate) else rate, repeat=repeat,
-                seed=_seed(pass_name, repeat, rate), num_prompts=max(1, round(prompts * scale)),
-                input_len=chosen["input_len"], output_len=chosen["output_len"]))
-    return points
+    rates, steps = chosen["rates"], []
+    cold = chosen.get("cold_prompts", chosen["num_prompts"])
+    if rates is None:
+        steps = [("cold", 0, math.inf, cold), ("calibration", 0, math.inf, chosen["calibration_prompts"])]
+        rates = [_two_digits(fraction * ceiling_req_s) for fraction in chosen["rate_fractions"]] if ceiling_req_s else []
+    known = {(name, rate) for name, _, rate, _ in steps}
+    steps += [("cold", 0, rate, cold) for rate in rates if ("cold", rate) not in known]
+    steps += [("measured", repeat, rate, chosen["num_prompts"]) for repeat in range(chosen["repeats"]) for rate in rates]
+    return [point_at(number, chosen, values, *step, arm) for number, step in enumerate(steps)]
+
+
+def point_at(index: int, chosen: dict[str, Any], values: dict[str, Any], pass_name: str, repeat: int, rate: float, prompts: int,
+             arm: str = "default") -> Point:
+    """One point of a plan; `prompts` is what the rig asks for, before `scale`."""
+    return Point(index=index, pass_name=pass_name, arm=arm, request_rate=None if math.isinf(rate) else rate, repeat=repeat,
+                 seed=_seed(pass_name, repeat, rate), num_prompts=max(1, round(prompts * (values.get("scale") or 1.0))),
+                 input_len=chosen["input_len"], output_len=chosen["output_len"])
+
+
+def _two_digits(rate: float) -> float:
+    """A rate that a person can say, and that a small error of the calibration does not change."""
+    return rate if math.isinf(rate) else float(f"{rate:.2g}")
 
 
 def _seed(pass_name: str, repeat: int, rate: float) -> int:

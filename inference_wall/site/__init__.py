@@ -16,12 +16,12 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.config import Config
 from sphinx.util import logging
 
 from inference_wall.site.numbers import NumberRole
 
 HERE = Path(__file__).parent
-STATIC = HERE / "static"
 # Pages that Sphinx makes without a source of ours.
 BUILT_IN_PAGES = {"genindex", "search", "index", "py-modindex", "webpack-macros"}
 # Folders of the built site whose HTML files are not pages.
@@ -40,7 +40,7 @@ def setup(app: Sphinx) -> dict:
     app.add_role("num", NumberRole())
     app.add_css_file("wall.css")
     app.add_js_file("wall.js", loading_method="defer")
-    app.connect("builder-inited", _add_static)
+    app.connect("config-inited", _add_folders)
     app.connect("source-read", _fold_code)
     app.connect("doctree-read", _refuse_maths)
     app.connect("html-page-context", _name_folds)
@@ -55,8 +55,9 @@ def _code_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def _add_static(app: Sphinx) -> None:
-    app.config.html_static_path.append(str(STATIC))
+def _add_folders(app: Sphinx, config: Config) -> None:
+    config.html_static_path.append(str(HERE / "static"))
+    config.templates_path.append(str(HERE / "templates"))
 
 
 def _fold_code(app: Sphinx, docname: str, source: list[str]) -> None:

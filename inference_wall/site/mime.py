@@ -165,7 +165,7 @@ def _take_title(layout: dict) -> tuple[str, str]:
     text, _, rest = (title.get("text") or "").partition("<br>")
     text, subtitle = plain(text), plain(subtitle or rest)
     if text:
-        layout["margin"] = {**layout.get("margin", {}), "t": 36}
+        layout["margin"] = {**layout.get("margin", {}), "t": 28}
     return text, subtitle
 
 

@@ -13,7 +13,8 @@
   const root = document.documentElement;
   const darkSystem = window.matchMedia("(prefers-color-scheme: dark)");
   const touch = window.matchMedia("(hover: none), (pointer: coarse)");
-  const NARROW = 560;
+  const NARROW = 560; // px, a phone
+  const NEAR = 400; // px below the screen
   let loading = null;
   let printing = false;
 
@@ -270,13 +271,15 @@
     const figures = [...document.querySelectorAll(".wall-figure")];
     if (!figures.length) return;
 
+    // The first answer of the observer waits for the whole page; a figure on the first screen need not.
+    if (figures[0].getBoundingClientRect().top < window.innerHeight + NEAR) loadPlotly().catch(() => {});
     const near = new IntersectionObserver((entries) => {
       for (const entry of entries) {
         if (!entry.isIntersecting) continue;
         near.unobserve(entry.target);
         draw(entry.target);
       }
-    }, { rootMargin: "400px 0px" });
+    }, { rootMargin: NEAR + "px 0px" });
     figures.forEach((element) => near.observe(element));
 
     new MutationObserver(redrawAll).observe(root, { attributes: true, attributeFilter: ["data-theme"] });
