@@ -68,13 +68,15 @@ def _is_published(frame: pd.DataFrame) -> bool:
 
 
 def measured(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of one rig's frame that are not the cold pass. ValueError for an empty frame or for more than one
-    rig."""
+    """The rows of one rig's frame that belong to its sweep: neither cold nor calibration.
+
+    ValueError for an empty frame or for more than one rig.
+    """
     if frame.empty or frame["rig"].nunique() != 1:
         raise ValueError(
             f"a frame holds the points of one rig, not of {frame['rig'].nunique() if len(frame) else 'none'}"
         )
-    return frame[frame["pass"] != "cold"]
+    return frame[~frame["pass"].isin(["cold", "calibration"])]
 
 
 def by_rate(frame: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -88,7 +90,8 @@ def by_rate(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     rows = []
     latency = column.rsplit("_", 2)[0] if column.endswith("_ms") else None
     for rate, points in frame.groupby("request_rate", sort=True):
-        invalid = points["valid"].map(lambda value: value is False or value == False)  # noqa: E712  numpy's False too
+        # Null, of published figures, is not invalid: nobody could check them.
+        invalid = points["valid"].map(lambda value: not (pd.isna(value) or value))
         used = points if invalid.all() else points[~invalid]
         values = pd.to_numeric(used[column]).dropna().sort_values()
         if values.empty:
@@ -264,22 +267,22 @@ def _short(values: pd.Series) -> list[float]:
 
 
 def describe(name: str, curve: pd.DataFrame, unit: str) -> str:
-    """A curve in words: its first and last rate and the flood."""
+    """A curve in words: its lowest and its highest rate, the flood, and where it is not valid."""
     if curve.empty:
         return f"{name}: no values"
-    finite, flood = curve[curve["request_rate"].map(math.isfinite)], curve[curve["request_rate"].map(math.isinf)]
-    parts = []
-    if len(finite) == 1:
-        parts.append(f"{finite['value'].iloc[0]:,.4g}{unit} at {finite['request_rate'].iloc[0]:g} requests/s")
-    elif len(finite):
-        parts.append(
-            f"{finite['value'].iloc[0]:,.4g}{unit} at {finite['request_rate'].iloc[0]:g} requests/s, "
-            f"{finite['value'].iloc[-1]:,.4g}{unit} at {finite['request_rate'].iloc[-1]:g}"
-        )
-    if len(flood):
-        parts.append(f"{flood['value'].iloc[0]:,.4g}{unit} all at once")
+    places = {math.inf: " all at once"}
+    finite = [rate for rate in curve["request_rate"] if math.isfinite(rate)]
+    places |= {rate: f" at {rate:g} requests/s" for rate in finite[:1] + finite[-1:]}
+    parts = [f"{digits(point.value)}{unit}{places[point.request_rate]}"
+             for point in curve.itertuples() if point.request_rate in places]
     hollow = curve[~curve["valid"].astype(bool)]["offered"].tolist()
-    return f"{name}: {', '.join(parts)}" + (f" (not valid at {', '.join(hollow)})" if hollow else "")
+    return f"{name}: {', '.join(parts)}" + (f" (not valid: {', '.join(hollow)})" if hollow else "")
+
+
+def digits(value: float) -> str:
+    """Three significant digits for reading, without an exponent, and all digits before the point."""
+    decimals = 0 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
 
 
 def set_words(figure: go.Figure, sentences: list[str], csv: str) -> go.Figure:

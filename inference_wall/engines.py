@@ -261,7 +261,7 @@ FAILURES: tuple[tuple[str, str, str], ...] = (
         "the machine's memory is full",
         "lower VLLM_CPU_KVCACHE_SPACE, or end other programs",
     ),
-    (r"\[Errno 24\] Too many open files", "too many files are open", "raise the limit: ulimit -n 65535"),
+    (r"(?<!`)OSError: \[Errno 24\]", "too many files are open", "raise the limit: ulimit -n 65535"),
     (
         r"ModuleNotFoundError: No module named '([\w.]+)'",
         "the package {0} is missing",

@@ -80,7 +80,8 @@ def _add_limit(figure: go.Figure, frames: list[pd.DataFrame], slo: dict[str, flo
         figure.add_scatter(
             x=[min(rates), max(rates)], y=[slo["ttft_s"] * 1e3] * 2, mode="lines", visible=visible, row=1, col=1,
             name=f"limit, p{slo['ttft_percentile']:g} ≤ {slo['ttft_s']:g} s",
-            line={"color": GREY, "dash": "longdash", "width": 1.5}, hovertemplate="service level: %{fullData.name}<extra></extra>",
+            line={"color": GREY, "dash": "longdash", "width": 1.5},
+            hovertemplate="service level: %{fullData.name}<extra></extra>",
         )
 
 
@@ -100,8 +101,8 @@ def _knee_words(knee: dict[str, Any] | None) -> str:
         return ""
     low, high = knee["bracket"]
     slo = knee["slo"]
-    level = (f"p{slo['ttft_percentile']:g} TTFT at most {slo['ttft_s']:g} s and at least {slo['completed_ratio']:.0%} of "
-             "the load completed")
+    level = (f"p{slo['ttft_percentile']:g} TTFT at most {slo['ttft_s']:g} s and at least "
+             f"{slo['completed_ratio']:.0%} of the load completed")
     ends = f" between {low:g} and {high:g} requests/s" if low is not None and high is not None else ""
     return f"Knee ({level}): {knee['status']}{ends}"
 
@@ -161,15 +162,16 @@ def normalised(frames: list[pd.DataFrame], knees: list[dict[str, Any]], statisti
             name: curve[name] / base for name in ("value", "low", "high")})
         paint = colour(str(frame["rig"].iloc[0]))
         figure.add_scatter(
-            x=_round(scaled["request_rate"]), y=_round(scaled["value"]), row=1, col=1, name=label(frame), mode="lines+markers", line={"color": paint, "width": 2},
+            x=_round(scaled["request_rate"]), y=_round(scaled["value"]), row=1, col=1, name=label(frame),
+            mode="lines+markers", line={"color": paint, "width": 2},
             marker={"color": paint, "size": 8, "symbol": ["circle" if ok else "circle-open" for ok in scaled["valid"]]},
             customdata=[[row.offered, f"{statistic} TTFT", row.n, row.status] for row in scaled.itertuples()],
             hovertemplate=f"<b>%{{fullData.name}}</b>, knee {middle:.3g}/s (within a factor of {factor:.2f})<br>"
-            f"%{{y:.3~r}} times {base:,.4g} ms at %{{x:.3~r}} of the knee, offered %{{customdata[0]}}<br>"
+            f"%{{y:.3~r}} times {chart.digits(base)} ms at %{{x:.3~r}} of the knee, offered %{{customdata[0]}}<br>"
             "%{customdata[2]}<br>%{customdata[3]}<extra></extra>",
         )
         words.append(f"{label(frame)}, knee {middle:.3g} requests/s: {scaled['value'].iloc[-1]:.3g} times the lowest "
-                     f"rate's {base:,.4g} ms at {scaled['request_rate'].iloc[-1]:.2f} of the knee")
+                     f"rate's {chart.digits(base)} ms at {scaled['request_rate'].iloc[-1]:.2f} of the knee")
     figure.add_vline(x=1, line={"color": GREY, "dash": "longdash", "width": 1.5})
     opening = f"{statistic} TTFT relative to the lowest rate, against offered rate relative to the knee"
     return set_words(figure, [opening, *words], "normalised.csv")
@@ -188,7 +190,8 @@ def running_batch(frames: list[pd.DataFrame], caps: dict[str, int] | None = None
     for frame in frames:
         prefix = f"{label(frame)} " if len(frames) > 1 else ""
         for column, name, style, row in curves:
-            curve = add_curve(figure, frame, column, name=prefix + name, what=name, unit="requests", style=style, row=row)
+            curve = add_curve(figure, frame, column, name=prefix + name, what=name, unit="requests", style=style,
+                              row=row)
             words.append(describe(f"{label(frame)}, {name}", curve, ""))
         cap = (caps or {}).get(str(frame["rig"].iloc[0]))
         if cap:
@@ -200,7 +203,9 @@ def running_batch(frames: list[pd.DataFrame], caps: dict[str, int] | None = None
     return set_words(figure, words, "running_batch.csv")
 
 
-def cold_against_warm(frame: pd.DataFrame, metric: str = "ttft", cold: str = "cold", warm: str = "measured") -> go.Figure:
+def cold_against_warm(
+    frame: pd.DataFrame, metric: str = "ttft", cold: str = "cold", warm: str = "measured"
+) -> go.Figure:
     """The first pass on a fresh server against the measured one, median and worst case of one latency against offered
     rate.
 
@@ -274,12 +279,14 @@ def request_timeline(
         _add_gauges(figure, metrics, zero, last)
     figure.update_layout(barmode="overlay", bargap=0, height=560 if gauges else 420, hovermode="closest",
                          legend=chart.LEGEND, margin={"t": 16, "r": 12, "b": 96, "l": 56})
-    figure.update_yaxes(row=1, autorange="reversed", title={"text": "request, by arrival", "standoff": 6}, automargin=True)
+    figure.update_yaxes(row=1, autorange="reversed", automargin=True,
+                        title={"text": "request, by arrival", "standoff": 6})
     figure.update_xaxes(automargin=True)
     figure.update_xaxes(row=2 if gauges else 1, title={"text": "seconds since the first arrival", "standoff": 8})
     wait = (first_or_end - at["intended"])[~failed]
     words = [
-        f"Timeline of {what}: {len(every)} requests" + (f", every {step}th shown" if step > 1 else "") + f", over {last:,.1f} s",
+        f"Timeline of {what}: {len(every)} requests over {last:,.1f} s"
+        + (f", one in {step} shown" if step > 1 else ""),
         f"Waits for a first token last from {min(wait):,.2f} to {max(wait):,.2f} s" if len(wait) else "",
         f"{failed.sum()} of those shown failed or were cancelled" if failed.any() else "",
     ]

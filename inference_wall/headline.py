@@ -70,6 +70,7 @@ def _setup(book: _Book, document: dict[str, Any], frame: pd.DataFrame) -> None:
     for name, unit in (("input_len", "tokens"), ("output_len", "tokens"), ("num_prompts", "requests"), ("repeats", "repeats")):
         book.put(name, settings[name], unit)
     per_request = settings["input_len"] + settings["output_len"]
+    book.put("request_tokens", per_request, "tokens")
     room = facts["kv_cache_tokens"] // per_request if "kv_cache_tokens" in facts else None
     book.put("room_requests", room, "requests", reason=quiet)
     book.put("points", len(frame), "points")
@@ -83,7 +84,7 @@ def _bound(book: _Book, document: dict[str, Any]) -> None:
     bandwidth = document["starts"][-1].get("bandwidth", {}) if document["starts"] else {}
     copy = book.put("copy_bandwidth_gb_s", bandwidth.get("copy_gb_s"), "GB/s")
     read = book.put("read_bandwidth_gb_s", bandwidth.get("read_gb_s"), "GB/s")
-    best = max((value for value in (copy, read) if value), default=None)
+    best = book.put("best_bandwidth_gb_s", max((value for value in (copy, read) if value), default=None), "GB/s")
     weights = book.entries["weights_gb"]["value"]
     bound = weights / best * 1e3 if weights and best else None
     book.put("stream_ms", bound, "ms", reason="weights or bandwidth were not measured")
@@ -118,7 +119,7 @@ def _sweep(book: _Book, document: dict[str, Any], frame: pd.DataFrame) -> None:
             for statistic in ("p50_ms", "p90_ms", "p99_ms", "max_ms"):
                 book.put(f"{name}_{latency}_{statistic}", get(f"{latency}_{statistic}"), "ms", n=get(f"{latency}_n"),
                          reason=why if row is None else f"n = {row[f'{latency}_n']:.0f} cannot bear it")
-        for column, unit in (("completed_req_s", "req/s"), ("steady_req_s", "req/s"), ("output_tok_s", "tok/s"), ("steady_output_tok_s", "tok/s"),
+        for column, unit in (("completed", "requests"), ("completed_req_s", "req/s"), ("steady_req_s", "req/s"), ("output_tok_s", "tok/s"), ("steady_output_tok_s", "tok/s"),
                              ("running_mean", "requests"), ("running_max", "requests"), ("waiting_max", "requests"), ("preemptions", "events")):
             book.put(f"{name}_{column}", get(column), unit, reason=why if row is None else "not recorded")
     steady = measured["steady_req_s"].dropna()
@@ -128,16 +129,67 @@ def _sweep(book: _Book, document: dict[str, Any], frame: pd.DataFrame) -> None:
     value = lambda name: book.entries[name]["value"]  # noqa: E731 - shorter than eight repetitions
     cold = frame[(frame["pass"] == "cold") & (frame["request_rate"] == finite["request_rate"].min())] if len(finite) else frame.iloc[:0]
     book.put("cold_ttft_max_ms", cold.iloc[0]["ttft_max_ms"] if len(cold) else None, "ms", n=cold.iloc[0]["ttft_n"] if len(cold) else None)
-    book.ratio("cold_over_warm_max", value("cold_ttft_max_ms"), value("lightest_ttft_max_ms"))
+    book.put("cold_requests", int(cold.iloc[0]["completed"]) if len(cold) else None, "requests")
     book.ratio("tpot_over_stream", value("lightest_tpot_p50_ms"), value("stream_ms"))
     book.ratio("tpot_growth", value("flood_tpot_p50_ms"), value("lightest_tpot_p50_ms"))
     book.ratio("ttft_growth", value("heaviest_ttft_p50_ms"), value("lightest_ttft_p50_ms"))
-    book.ratio("flood_of_bound", value("flood_steady_req_s"), value("bound_req_s"))
+    flood, bound = value("flood_steady_req_s"), value("bound_req_s")
+    book.put("flood_of_bound_percent", 100 * flood / bound if flood and bound else None, "%", reason="one of its two numbers was not measured")
 
 
 def _at(rows: pd.DataFrame, rate: float | None) -> pd.Series | None:
     chosen = rows[rows["request_rate"] == rate] if rate is not None else rows.iloc[:0]
     return chosen.iloc[0] if len(chosen) else None
+
+
+# --- sentences whose words depend on the data ---------------------------------------------------------------------
+
+
+def knee_sentence(found: dict[str, Any]) -> str:
+    """The result of `stats.knee` as Markdown, whichever way it came out."""
+    low, high = found["bracket"]
+    texts = {
+        "bracketed": f"**The wall stands between {_rate(low)} and {_rate(high)} requests a second.**",
+        "no knee in range": f"**No wall was found:** every offered load up to {_rate(low)} requests a second met the service level.",
+        "fails at the lowest rate": f"**Already the lightest load, {_rate(high)} requests a second, missed the service level.** The wall is below it.",
+        "not monotone": f"**The wall is not sharp here:** {_rate(high)} requests a second missed the service level, yet a heavier load met it. "
+                        f"The last load below it that held was {_rate(low)}.",
+        "cannot judge": "**No verdict:** no point can bear the percentile of the service level, or none is valid.",
+    }
+    notes = [note for note in found["notes"] if note]
+    return texts[found["status"]] + (f" ({'; '.join(notes)}.)" if notes else "")
+
+
+def _rate(rate: float | None) -> str:
+    return "none" if rate is None else f"{rate:g}"
+
+
+def point_for_timeline(run: Run, found: dict[str, Any]) -> dict[str, Any]:
+    """The point to draw request by request: the first rate past the knee, else the heaviest finite one, else any."""
+    points = [point for point in run.points if point["pass"] == "measured"] or run.points
+    finite = [point for point in points if point["request_rate"] is not None]
+    past = [point for point in finite if point["request_rate"] == found["bracket"][1]]
+    return (past or sorted(finite, key=lambda point: point["request_rate"])[-1:] or points)[0]
+
+
+def reproduce(run: Run) -> str:
+    """Commands, raw files and conditions of the run, as Markdown."""
+    document, rig = run.document, run.document["rig"]["name"]
+    server = document["starts"][-1]["server"] if document["starts"] else {}
+    command = " ".join(["vllm serve", *server["argv"][server["argv"].index("serve") + 1:]]) if "argv" in server else "(a server that somebody else started)"
+    return f"""```bash
+make book                          # everything: environment, engine, this page
+wall run part_1 --rig {rig} --again   # this post only, measured anew
+```
+
+This page shows the record `{run.name}`: vLLM {document['engine']['version']}, started {document['started']}, {len(run.points)} points.
+Its raw files (every request, every streamed chunk, the server's counters and log) are on the [provenance page](../pages/provenance.md).
+The server was
+
+```text
+{command}
+```
+"""
 
 
 def collect(pages: dict[str, Run]) -> dict[str, dict[str, Any]]:

@@ -44,8 +44,10 @@ class LoadResult:
     requests: pd.DataFrame
     chunks: pd.DataFrame
     bench: dict[str, Any]
-    start_s: float
+    start_s: float  # of the whole call ...
     end_s: float
+    load_start_s: float  # ... and of the load in it: the moment from which arrivals count, to the last event
+    load_end_s: float
 
 
 @dataclass
@@ -122,7 +124,9 @@ class BenchServe:
         requests, chunks = frames(taps, schedule["zero"] + schedule["offsets"], self.clock_zero)
         detail = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors", "e2els", "latencies")
         plain = {key: value for key, value in bench.items() if key not in detail and isinstance(value, str | int | float | None)}
-        return LoadResult(requests, chunks, plain, start - self.clock_zero, end - self.clock_zero)
+        zero = schedule["zero"] - self.clock_zero
+        last = requests["end"].max()
+        return LoadResult(requests, chunks, plain, start - self.clock_zero, end - self.clock_zero, zero, zero if pd.isna(last) else last * UNIT_S)
 
     @contextlib.contextmanager
     def _tapped(self, taps: list[_Tap], schedule: dict[str, Any], on_done: Callable[[int], None]):

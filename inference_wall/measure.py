@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -26,7 +27,6 @@ from typing import Any, TextIO
 from . import hardware, records, rigs, stats
 from .engines import Engine, engine, installed
 from .errors import WallError
-from .samples import UNIT_S
 from .server import Attached, Server, end_leftovers, free_port, require_free_port, serve_argv
 from .watch import Watcher
 
@@ -81,7 +81,8 @@ def prepare(post: str, rig_name: str, parameters: dict[str, Any]) -> Job:
     if found is None:
         raise WallError("no vLLM is installed in this environment",
                         "run `make book`, or install requirements.txt (GPU) or requirements-cpu.txt (CPU)")
-    flags = {**({"dtype": rig.model["dtype"]} if "dtype" in rig.model else {}), **rig.engine.get("flags", {}), **arm.get("flags", {})}
+    flags = {**({"dtype": rig.model["dtype"]} if "dtype" in rig.model else {}),
+             **({"load-format": "dummy"} if rig.model.get("weights") == "random" else {}), **rig.engine.get("flags", {}), **arm.get("flags", {})}
     found.check_flags(flags)
     longest = settings["input_len"] + settings["output_len"]
     if longest > flags.get("max-model-len", longest):
@@ -119,10 +120,25 @@ def config_digest(model: str) -> str | None:
     return rigs.digest(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
-def weight_bytes(model: str) -> int | None:
-    """Bytes of the model's safetensors files; null for a model that vLLM fetches from a hub by itself."""
-    sizes = [path.stat().st_size for path in Path(model).glob("*.safetensors")] if Path(model).is_dir() else []
-    return sum(sizes) or None
+FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def weight_bytes(model: str, dtype: str | None) -> int | None:
+    """Bytes of the weights as the server holds them: floating-point tensors in the rig's dtype, others as stored.
+
+    Read from the headers of the model's safetensors files; null for a model that vLLM fetches from a hub by itself.
+    """
+    total = 0
+    for path in Path(model).glob("*.safetensors") if Path(model).is_dir() else []:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        for name, tensor in header.items():
+            if name == "__metadata__":
+                continue
+            start, end = tensor["data_offsets"]
+            floating = tensor["dtype"] in ("F32", "F16", "BF16") and dtype in FLOAT_BYTES
+            total += math.prod(tensor["shape"]) * FLOAT_BYTES[dtype] if floating else end - start
+    return total or None
 
 
 def measure(request: dict[str, Any], report: Reporter) -> Path:
@@ -237,7 +253,7 @@ def _one_point(job: Job, draft: records.Draft, number: int, server: Server | Att
     summary = stats.point_summary(result.requests, result.chunks, metrics, point.request_rate, point.input_len, point.output_len)
     validity = stats.validity(result.requests, result.chunks, metrics, point.request_rate, point.input_len, point.output_len,
                               num_prompts=point.num_prompts, prefix_caching=server.facts.get("said", {}).get("prefix_caching"))
-    overhead = time.perf_counter() - entered - load_seconds(result.requests)
+    overhead = time.perf_counter() - entered - (result.load_end_s - result.load_start_s)
     if keep:
         draft.save_point({**point.as_dict(), "start_s": round(result.start_s, 4), "end_s": round(result.end_s, 4),
                           "overhead_s": round(overhead, 3), "server_start": number, "summary": summary, "validity": validity,
@@ -245,11 +261,6 @@ def _one_point(job: Job, draft: records.Draft, number: int, server: Server | Att
     report("point_done", **place, seconds=round(time.perf_counter() - entered, 1), overhead_s=round(overhead, 2),
            completed_req_s=summary["completed_req_s"], ttft_p50_ms=summary["ttft"]["p50_ms"], valid=validity["valid"],
            reasons=validity["reasons"])
-
-
-def load_seconds(requests: Any) -> float:
-    """From the first intended send to the last event: the part of a point's time that is load."""
-    return float(requests["end"].max() - requests["intended"].min()) * UNIT_S if requests["end"].notna().any() else 0.0
 
 
 def _server(job: Job, log: Path) -> Server | Attached:
@@ -281,7 +292,7 @@ def run_document(job: Job, draft: records.Draft, starts: list[dict[str, Any]]) -
     return {
         "post": job.protocol.name, "arm": job.arm["name"], "parameters": _strict(job.values), "identity": job.identity,
         "rig": {"name": job.rig.name, "title": job.rig.title, "kind": job.rig.kind, "note": job.rig.note},
-        "model": job.rig.model | {"config_digest": job.identity["model_config"], "weight_bytes": weight_bytes(job.model)},
+        "model": job.rig.model | {"config_digest": job.identity["model_config"], "weight_bytes": weight_bytes(job.model, job.rig.model.get("dtype"))},
         "engine": {"name": "vLLM", "version": job.engine.version, "table_exact": exact}, "flags": job.flags,
         "settings": _strict(job.settings), "ceiling_req_s": ceiling(points),
         "starts": scrub(starts), "units": {"time": "10 us on the run's clock"},

@@ -65,24 +65,25 @@ def steady_window(requests: pd.DataFrame) -> tuple[tuple[float, float] | None, s
     """The stretch of a point without ramp and drain, in seconds on the run's clock: ((start, end), "") or (None,
     reason).
 
-    It starts with the first completion (before, seats fill and nothing leaves) and ends with the later of the last
-    intended time and the last first token (after, seats empty and nothing enters). It must be at least as long as the
-    mean request streams, so that every seat changes hands about once in it: over less, the mix of prompts read and
-    tokens written is that of the moment at which the window happened to start. (Not the mean time in the server: in a
-    flood that contains the wait in the queue and grows with the number of prompts.)
+    It starts with the first completion (before, seats fill and nothing leaves) and ends with the last completion while
+    requests still arrive or start (after, seats empty and nothing enters): both ends are completions, so that a flood,
+    whose requests run in step, is cut into whole waves, and no prefill is counted without its decode. It must be at
+    least as long as the mean request streams, so that every seat changes hands about once in it. (Not the mean time in
+    the server: in a flood that contains the wait in the queue and grows with the number of prompts.)
     """
     done = requests[(requests["outcome"] == "completed") & requests["end"].notna() & requests["first_token"].notna()]
     if done.empty:
         return None, "no request completed"
-    start = first_s(done["end"])
-    end = max(last_s(requests["intended"]), last_s(done["first_token"]))
+    ends = ticks(done["end"]) * UNIT_S
+    busy_until = max(last_s(requests["intended"]), last_s(done["first_token"]))
+    start, end = ends.min(), ends[ends <= busy_until].max(initial=-math.inf)
     streaming = float((ticks(done["end"]) - ticks(done["first_token"])).mean()) * UNIT_S
     if end <= start:
-        return None, "no steady window: nothing arrived or started after the first request had completed"
+        return None, "no steady window: no two requests completed one after the other before the last arrival or start"
     if end - start < streaming:
-        return None, (f"the steady window, from the first completion to the last arrival or first token, lasts "
+        return None, (f"the steady window, between the first and the last completion before the load ends, lasts "
                       f"{end - start:.2f} s, less than the {streaming:.2f} s for which a mean request streams")
-    return (start, end), ""
+    return (float(start), float(end)), ""
 
 
 def gauge(

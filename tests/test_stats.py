@@ -204,13 +204,13 @@ def small_point():
     """Four requests: two complete, one fails after two tokens, one ends early (3 of 4 tokens)."""
     requests = make_requests([
         ((0.0, 0.010, 1.0, 4.0), 10, 4, "completed"),
-        ((1.0, 1.020, 2.0, 5.0), 10, 4, "completed"),
+        ((1.0, 1.020, 2.0, 8.0), 10, 4, "completed"),
         ((2.0, 2.000, 3.0, None), 10, 2, "failed"),
         ((8.0, 8.000, 9.0, 11.0), 10, 3, "completed"),
     ])
     chunks = make_chunks({
         0: [(1.0, 1), (2.0, 1), (4.0, 2)],
-        1: [(2.0, 1), (3.0, 1), (4.5, 1), (5.0, 1)],
+        1: [(2.0, 1), (3.0, 1), (4.5, 1), (8.0, 1)],
         2: [(3.0, 1), (3.5, 1)],
         3: [(9.0, 1), (10.0, 1), (11.0, 1)],
     })
@@ -229,23 +229,24 @@ def test_point_summary_by_hand(small_point):
         "num_requests": 4, "sent": 4, "completed": 3, "failed": 1, "cancelled": 0}
     # From the intended time: 1.0, 1.0, 1.0; from the sent time it would be 0.99, 0.98, 1.0.
     assert (summary["ttft"]["n"], summary["ttft"]["mean_ms"]) == (3, 1000.0)
-    assert summary["e2e"]["mean_ms"] == pytest.approx((4 + 4 + 3) / 3 * 1e3, abs=1e-3)
-    assert summary["tpot"]["mean_ms"] == pytest.approx((3 / 3 + 3 / 3 + 2 / 2) / 3 * 1e3)
-    # Completed requests only: {1, 2, 0}, {1, 1.5, 0.5}, {1, 1}; without the failed request's 0.5.
-    assert (summary["itl"]["n"], summary["itl"]["mean_ms"]) == (8, 1000.0)
-    assert (summary["stall"]["n"], summary["stall"]["max_ms"]) == (3, 2000.0)
-    assert summary["stall"]["mean_ms"] == 1500.0
+    assert summary["e2e"]["mean_ms"] == pytest.approx((4 + 7 + 3) / 3 * 1e3, abs=1e-3)
+    assert summary["tpot"]["mean_ms"] == pytest.approx((3 / 3 + 6 / 3 + 2 / 2) / 3 * 1e3, abs=1e-3)
+    # Completed requests only: {1, 2, 0}, {1, 1.5, 3.5}, {1, 1}; without the failed request's 0.5.
+    assert (summary["itl"]["n"], summary["itl"]["mean_ms"]) == (8, 1375.0)
+    assert (summary["stall"]["n"], summary["stall"]["max_ms"]) == (3, 3500.0)
+    assert summary["stall"]["mean_ms"] == pytest.approx((2 + 3.5 + 1) / 3 * 1e3, abs=1e-3)
     assert (summary["client_delay"]["n"], summary["client_delay"]["max_ms"]) == (4, 20.0)
     # 3 requests and 11 tokens between 0 s and 11 s.
     assert summary["completed_req_s"] == pytest.approx(3 / 11, abs=1e-6)
     assert summary["output_tok_s"] == pytest.approx(1.0)
-    # Window (4, 9]: tokens at 4.5, 5 and 9; the two at 4.0 belong to the time before it.
-    assert summary["steady_window_s"] == [4.0, 9.0]
-    assert summary["steady_output_tok_s"] == pytest.approx(3 / 5)
-    assert summary["steady_req_s"] == pytest.approx(3 / 5 / (11 / 3), abs=1e-6)
-    # running is 2 at 4 s, 1 at 5 s, 0 at 7 s, 1 at 9 s: areas 1.5 + 1 + 1 over 5 s.
+    # The last first token comes at 9 s, the last completion before it at 8 s.
+    # Window (4, 8]: tokens at 4.5 and 8; the two at 4.0 belong to the time before it.
+    assert summary["steady_window_s"] == [4.0, 8.0]
+    assert summary["steady_output_tok_s"] == pytest.approx(2 / 4)
+    assert summary["steady_req_s"] == pytest.approx(2 / 4 / (11 / 3), abs=1e-6)
+    # running is 2 at 4 s, 1 at 5 s, 0 at 7 s, 0.5 at 8 s: areas 1.5 + 1 + 0.25 over 4 s.
     assert summary["gauge_window"] == "steady window"
-    assert (summary["running_mean"], summary["running_max"]) == (0.7, 2.0)
+    assert (summary["running_mean"], summary["running_max"]) == (0.6875, 2.0)
     assert (summary["waiting_mean"], summary["waiting_max"]) == (0.0, 0.0)
     assert (summary["preemptions"], summary["server_prompt_tokens"], summary["server_output_tokens"]) == (2, 40, 13)
     assert summary["client_output_tokens"] == 13
@@ -291,17 +292,32 @@ def test_a_single_request():
     summary = stats.point_summary(requests, chunks, None, None, 10, 3)
     assert summary["request_rate"] is None
     assert (summary["ttft"]["n"], summary["ttft"]["p50_ms"], summary["ttft"]["max_ms"]) == (1, None, 1000.0)
-    assert "nothing arrived" in summary["unknown"]["steady_req_s"]
+    assert "no two requests completed" in summary["unknown"]["steady_req_s"]
     check = stats.validity(requests, chunks, None, None, 10, 3, num_prompts=1, prefix_caching=False)
     assert check["valid"]
     assert set(check["not_made"]) >= {"littles_law", "arrival_rate", "drift", "throttle", "output_tokens"}
 
 
 def test_a_window_shorter_than_a_mean_stream_is_refused():
-    """Two waves of a flood on two seats: the second wave starts 0.1 s after the first has ended, and streams 3 s."""
-    rows = [((0.0, 0.0, 1.0, 4.0), 10, 4, "completed")] * 2 + [((0.0, 0.0, 4.1, 7.0), 10, 4, "completed")] * 2
+    """Two waves of a flood on two seats: the first wave ends within 0.1 s, and a request streams 3 s."""
+    rows = [((0.0, 0.0, 1.0, 4.0 + i / 10), 10, 4, "completed") for i in range(2)]
+    rows += [((0.0, 0.0, 5.0, 8.0), 10, 4, "completed")] * 2
     window, reason = stats.steady_window(make_requests(rows))
     assert window is None and "0.10 s" in reason
+
+
+@pytest.mark.parametrize("waves", [3, 4, 8])
+def test_a_flood_in_waves_is_cut_into_whole_waves(waves):
+    """Two seats, a wave each 4 s: 3 s of prefill, then 5 tokens within 1 s. Capacity: 2 requests / 4 s, at any
+    count."""
+    rows, streams = [], {}
+    for request in range(2 * waves):
+        start = 4.0 * (request // 2)
+        rows.append(((0.0, 0.0, start + 3, start + 4), 10, 5, "completed"))
+        streams[request] = [(start + 3 + i / 4, 1) for i in range(5)]
+    summary = stats.point_summary(make_requests(rows), make_chunks(streams), None, None, 10, 5)
+    assert summary["steady_window_s"] == [4.0, 4.0 * (waves - 1)]
+    assert summary["steady_req_s"] == pytest.approx(0.5)
 
 
 def test_the_gauge_weighs_time_not_samples():

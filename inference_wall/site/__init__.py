@@ -1,8 +1,8 @@
 """The Sphinx extension of the book.
 
 What:   adds the ``{num}`` role, the book's style and script, and four small rules for pages: code cells fold away,
-        parameter cells vanish, maths is refused (nothing here draws it offline), and pages that left the table of contents
-        leave the site too.
+        parameter cells vanish, maths is refused (nothing here draws it offline), and pages that left the table of
+        contents leave the site too.
 Why:    the book must read like a book, draw without a network, and fail to build rather than show something stale.
 Use:    `_config.yml` lists `inference_wall.site` under `sphinx: extra_extensions`; `inference_wall.site.build` runs it.
 Not:    the notebook outputs, which myst-nb asks `mime.FigureRenderer` to draw through its entry point.

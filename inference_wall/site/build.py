@@ -1,11 +1,13 @@
-"""Build the site: numbers and pages from the records, then Sphinx over prose and executed posts.
+"""Build the site: executed posts, numbers and pages from the records, then Sphinx over all of it.
 
-What:   `build` writes `build/numbers.json` and `build/pages/`, checks what Sphinx cannot (trace types of figures, runs that
-        numbers name), runs Jupyter Book with every warning an error, and copies the raw files of the records.
-Why:    a page that is stale, has a blank figure or a number without a run must not come out of a build that says "done".
-Use:    build() from the command line (`wall site`), or `python -m inference_wall.site.build`. The site is then in
-        `_build/html`; it works from a server and, but for some browsers' security rules, from the disk.
-Not:    measuring, and executing posts (`inference_wall.regenerate`): this reads what they left.
+What:   `build` executes the posts whose records or sources changed, writes `build/numbers.json` and `build/pages/`,
+        checks what Sphinx cannot (trace types of figures, runs that numbers name), runs Jupyter Book with every warning
+        an error, and copies the raw files of the records.
+Why:    a page that is stale, has a blank figure or a number without a run must not come out of a build that says
+        "done".
+Use:    build() from the command line (`wall site`). The site is then in `_build/html`; it works from a server and from
+        the disk.
+Not:    measuring (`wall run`), drawing (`mime`, `static/wall.js`), the role that reads the numbers (`numbers`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from inference_wall.site import mime, provenance
 
 NUMBERS = "build/numbers.json"
 PROVENANCE = "build/pages/provenance.md"
+EXECUTED = "build/executed/"
 SHOWN_WARNINGS = 5
 
 
@@ -36,36 +39,53 @@ def build(
     out: Path | None = None,
     *,
     root: Path | None = None,
+    rig: str = "auto",
+    committed_only: bool = False,
+    again: bool = False,
     numbers: dict[str, dict[str, Any]] | None = None,
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Build the book below `root` (the repository) into `out`/html (`root`/_build/html) and return that folder.
+    """Build the book below `root` (the repository) into `out`/html (default `root`/_build/html) and return that folder.
 
-    `numbers` replaces what the records say (tests). Raises WallError: a page of the table of contents that is not there, a
-    figure that the bundle cannot draw, a number of an unknown run, or the first warnings of Sphinx.
+    `rig`: whose records the posts show. `committed_only`: no record of this machine may be on a page. `again`: execute
+    every post anew. `numbers` replaces executing posts and reading records (tests). Raises WallError: a page that is
+    not there, no record for a post, a figure that the bundle cannot draw, a number of an unknown run, or what Sphinx
+    warns of.
     """
     root = (root or repository()).resolve()
     out = (out or root / "_build").resolve()
+    if numbers is None:
+        numbers = _execute_posts(_names(root), rig, committed_only, again, say)
     benchmarks = records.benchmarks()
-    shown = provenance.write_page(benchmarks, root / PROVENANCE)
-    numbers = collect_numbers() if numbers is None else numbers
+    shown = provenance.write_page(benchmarks, root / PROVENANCE, committed_only)
     _check_runs(numbers, shown)
-    _write_if_changed(root / NUMBERS, json.dumps(numbers, indent=1, allow_nan=False, ensure_ascii=False, sort_keys=True) + "\n")
+    text = json.dumps(numbers, indent=1, allow_nan=False, ensure_ascii=False, sort_keys=True)
+    _write_if_changed(root / NUMBERS, text + "\n")
     pages = _pages(root)
     for page in pages:
         if page.suffix == ".ipynb":
             check_notebook(page)
     site = _sphinx(root, out)
     copied = provenance.copy_raw(benchmarks, shown, site)
-    say(f"site: {len(pages)} pages, {len(shown)} records, {copied} raw files: {site / 'index.html'}")
+    say(f"site: {len(pages)} pages, {len(shown)} records, {copied} raw files")
     return site
 
 
-def collect_numbers() -> dict[str, dict[str, Any]]:
-    """All named numbers, of our records and of the published figures."""
-    from inference_wall import headline
+def _execute_posts(names: list[str], rig: str, committed_only: bool, again: bool, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+    """Execute what is stale, from records alone, and return all named numbers of the records that the pages show."""
+    # Here, because executing needs papermill and a kernel, and building a book that is executed already does not.
+    from inference_wall import headline, post, regenerate
 
-    return headline.numbers()
+    shown = {}
+    for name in (name.removeprefix(EXECUTED) for name in names if name.startswith(EXECUTED)):
+        run = post.recorded(name, rig)
+        if committed_only and run.is_local:
+            raise WallError(f"{name} would show {run.name}, which is not committed", f"wall keep {run.path}, or move it away")
+        if again or not regenerate.is_current(name, run.name):
+            say(f"executing {name} from {run.name}")
+            regenerate.execute(name, {"rig": run.document["rig"]["name"], "mode": "recorded"})
+        shown[name] = run
+    return headline.collect(shown)
 
 
 def check_notebook(path: Path) -> None:
@@ -74,34 +94,45 @@ def check_notebook(path: Path) -> None:
     for number, cell in enumerate(notebook["cells"]):
         for output in cell.get("outputs", []):
             if output["output_type"] == "error":
-                raise WallError(f"cell {number} of {path.name} failed: {output['ename']}: {output['evalue']}",
-                                "mend the post and execute it again with `make site`")  # fmt: skip
+                raise WallError(
+                    f"cell {number} of {path.name} failed: {output['ename']}: {output['evalue']}",
+                    "mend the post and execute it again with `make site`",
+                )
             unknown = mime.unknown_trace_types(output.get("data", {}).get(mime.PLOTLY_MIME, {}))
             if unknown:
-                raise WallError(f"cell {number} of {path.name} has a figure with trace type {', '.join(sorted(unknown))}, "
-                                "which the site's plotly bundle would silently draw as a scatter",
-                                f"use one of: {', '.join(sorted(mime.bundled_trace_types()))}")  # fmt: skip
+                raise WallError(
+                    f"cell {number} of {path.name} has a figure with trace type {', '.join(sorted(unknown))}, "
+                    "which the site's plotly bundle would silently draw as a scatter",
+                    f"use one of: {', '.join(sorted(mime.bundled_trace_types()))}",
+                )
 
 
 def _check_runs(numbers: dict[str, dict[str, Any]], shown: list[provenance.Record]) -> None:
     known = {record.name for record in shown}
     lost = sorted(key for key, entry in numbers.items() if entry.get("run") and entry["run"] not in known)
     if lost:
-        raise WallError(f"{len(lost)} numbers name a run that has no record, the first is {lost[0]} of {numbers[lost[0]]['run']}",
-                        "bring the record back, or execute the posts again with `make site`")  # fmt: skip
+        raise WallError(
+            f"{len(lost)} numbers name a run without a record, the first is {lost[0]} of {numbers[lost[0]]['run']}",
+            "bring the record back, or execute the posts again with `make site`",
+        )
+
+
+def _names(root: Path) -> list[str]:
+    """The pages that the table of contents names, without suffix, in its order."""
+    toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf-8"))
+    return re.findall(r"'(?:root|file)': '([^']+)'", str(toc))
 
 
 def _pages(root: Path) -> list[Path]:
     """The files of the table of contents, each of which must be there."""
-    toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf-8"))
-    names = re.findall(r"'(?:root|file)': '([^']+)'", str(toc))
     pages = []
-    for name in names:
+    for name in _names(root):
         there = [path for path in (root / f"{name}{suffix}" for suffix in (".md", ".ipynb")) if path.is_file()]
         if not there:
-            executed = name.startswith("build/executed/")
-            raise WallError(f"the page {name} of _toc.yml is not there" + (": its post has not been executed" if executed else ""),
-                            "run `make site` (or `wall site`)" if executed else "write it, or take it out of _toc.yml")  # fmt: skip
+            missing = f"the page {name} of _toc.yml is not there"
+            if name.startswith(EXECUTED):
+                raise WallError(f"{missing}: its post has not been executed", "run `make site` (or `wall site`)")
+            raise WallError(missing, "write it, or take it out of _toc.yml")
         pages.append(there[0])
     return pages
 
@@ -110,9 +141,10 @@ def _sphinx(root: Path, out: Path) -> Path:
     """Run Jupyter Book in its own process, which keeps Sphinx's global state and its chatter out of ours."""
     # Jupyter Book adds `_build` to the folder that it is given.
     parent = out.parent if out.name == "_build" else out
-    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", str(root), "--path-output", str(parent),
-               "-W", "-n", "--keep-going", "-q"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "NO_COLOR": "1"})
+    run = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", str(root)]
+    strict = ["-W", "-n", "--keep-going", "-q", "--path-output", str(parent)]
+    environment = {**os.environ, "NO_COLOR": "1"}
+    done = subprocess.run([*run, *strict], capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         # Sphinx keeps what it understood of the pages, and would not warn again: the next build must read them anew.
         shutil.rmtree(parent / "_build" / ".doctrees", ignore_errors=True)
@@ -126,11 +158,13 @@ def _sphinx(root: Path, out: Path) -> Path:
 def _explain(output: str, root: Path) -> tuple[str, str]:
     """The first warnings of a failed build, or its last lines where there are none."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", output).replace(f"{root}/", "")
-    warnings = list(dict.fromkeys(line.strip() for line in text.splitlines() if re.search(r"\b(WARNING|ERROR|CRITICAL):", line)))
-    if warnings:
-        more = f" (and {len(warnings) - SHOWN_WARNINGS} more)" if len(warnings) > SHOWN_WARNINGS else ""
-        return f"the site has {len(warnings)} warnings: {' | '.join(warnings[:SHOWN_WARNINGS])}{more}", "mend the pages named"
-    return f"Sphinx failed: {' | '.join(text.strip().splitlines()[-SHOWN_WARNINGS:])}", "run it again with the message in mind"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # The same complaint comes once for each place that shows it.
+    warnings = list(dict.fromkeys(line for line in lines if re.search(r"\b(WARNING|ERROR|CRITICAL):", line)))
+    if not warnings:
+        return f"Sphinx failed: {' | '.join(lines[-SHOWN_WARNINGS:])}", "mend what it names and build again"
+    more = f" (and {len(warnings) - SHOWN_WARNINGS} more)" if len(warnings) > SHOWN_WARNINGS else ""
+    return f"the site has {len(warnings)} warnings: {' | '.join(warnings[:SHOWN_WARNINGS])}{more}", "mend what they name"
 
 
 def _write_if_changed(path: Path, text: str) -> None:
@@ -138,10 +172,3 @@ def _write_if_changed(path: Path, text: str) -> None:
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    try:
-        build()
-    except WallError as error:
-        sys.exit(str(error))

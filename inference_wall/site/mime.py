@@ -1,7 +1,7 @@
 """Plotly figures and tables of an executed notebook, as HTML for the page.
 
-What:   `FigureRenderer` is a myst-nb mime renderer. A plotly output becomes a <figure> with a title, an empty box of the
-        right height, the figure's JSON, and the same in words; `static/wall.js` draws it when the reader comes near.
+What:   `FigureRenderer` is a myst-nb mime renderer. A plotly output becomes a <figure> with a title, an empty box of
+        the right height, the figure's JSON, and the same in words; `static/wall.js` draws it when the reader comes near.
         An HTML output that holds a table goes through `tables.decorate`.
 Why:    under papermill plotly 7 emits only `application/vnd.plotly.v1+json`, which myst-nb alone does not show; and a
         page that embeds plotly with each figure weighs megabytes.
@@ -52,8 +52,7 @@ class FigureRenderer:
             if unknown:
                 # A warning, because every warning fails the build, and names the page that caused it.
                 logger.warning(
-                    "the figure has trace types %s, which the vendored plotly bundle lacks and would draw as a scatter; "
-                    "it knows %s",
+                    "the figure has trace types %s, which the vendored plotly bundle lacks and would draw as a scatter; it knows %s",
                     ", ".join(sorted(unknown)),
                     ", ".join(sorted(bundled_trace_types())),
                     type="wall",
@@ -100,7 +99,8 @@ def figure_html(figure: dict) -> str:
         + (f"<figcaption>{caption}</figcaption>" if caption else "")
         + f'<div class="wall-plot" role="group" aria-roledescription="chart" aria-label="{label}"'
         f' style="min-height:{height}px">'
-        "<noscript><p>This chart is drawn by JavaScript, which is off. The words below say what it shows.</p></noscript>"
+        "<noscript><p>This chart is drawn by JavaScript, which is off. The words below say what it shows.</p>"
+        "</noscript>"
         "</div>"
         '<div class="wall-below">'
         f"<details><summary>In words</summary><p>{html.escape(alt)}</p></details>"

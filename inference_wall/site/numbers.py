@@ -43,22 +43,23 @@ class NumberRole(SphinxRole):
         numbers = load(path, path.stat().st_mtime_ns if path.exists() else 0)
         entry = numbers.get(key)
         if entry is None:
-            return [self._problem(f"no number is called '{key}' in {self.config.wall_numbers}{_nearest(key, numbers)}")], []
+            return [self._problem(f"no number is called '{key}'{_nearest(key, numbers)}")], []
         try:
             text = show(entry, spec, with_unit)
         except (ValueError, TypeError) as error:
-            return [self._problem(f"the number '{key}' is {entry.get('value')!r}, not to be written as '{spec}': {error}")], []
+            value = entry.get("value")
+            return [self._problem(f"the number '{key}' is {value!r}, which '{spec}' cannot write: {error}")], []
         return [self._node(entry, text)], []
 
     def _node(self, entry: dict, text: str) -> nodes.Node:
         classes = ["wall-number", "wall-null" if entry.get("value") is None else entry.get("source") or "measured"]
         page = self.config.wall_provenance
-        target = anchor(entry["run"]) if entry.get("run") else PUBLISHED_ANCHOR if entry.get("source") == "published" else None
+        target = PUBLISHED_ANCHOR if entry.get("source") == "published" else None
+        if entry.get("run"):
+            target = anchor(entry["run"])
         if target and page in self.env.found_docs:
             address = self.env.app.builder.get_relative_uri(self.env.docname, page)
-            return nodes.reference(
-                "", text, internal=True, refuri=f"{address}#{target}", reftitle=title(entry), classes=classes
-            )
+            return nodes.reference("", text, internal=True, refuri=f"{address}#{target}", reftitle=title(entry), classes=classes)
         return nodes.abbreviation("", text, explanation=title(entry), classes=classes)
 
     def _problem(self, message: str) -> nodes.Node:

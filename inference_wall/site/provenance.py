@@ -1,7 +1,8 @@
 """The provenance page: each record behind the book, and its raw files.
 
-What:   `write_page` makes `build/pages/provenance.md` from the record folders: rig, versions, flags, what the server said,
-        validity with reasons, links to raw files. `copy_raw` puts those files into the built site under `records/`.
+What:   `write_page` makes `build/pages/provenance.md` from the record folders: rig, versions, flags, what the server
+        said, validity with reasons, links to raw files. `copy_raw` puts those files into the built site under
+        `records/`.
 Why:    a number links to its run here, so that a reader can check where it came from, down to each streamed chunk.
 Use:    called by `inference_wall.site.build`.
 Not:    judging a record (`stats`), and drafts that are still being measured.
@@ -58,16 +59,16 @@ def find(benchmarks: Path) -> list[Record]:
     return sorted(found, key=lambda record: (record.is_local, record.place))
 
 
-def write_page(benchmarks: Path, page: Path) -> list[Record]:
+def write_page(benchmarks: Path, page: Path, committed_only: bool = False) -> list[Record]:
     """Write the page, only when its text changes, and return the records on it."""
-    records = find(benchmarks)
+    records = [record for record in find(benchmarks) if not (committed_only and record.is_local)]
     published = sorted(path for path in (benchmarks / "published").rglob("*") if path.is_file())
     parts = [
         "# Provenance",
-        "Every number in this book comes out of one of the records below. A record is one folder: what ran, on what, with "
-        "which versions and flags; one line for each point of load; one row for each request and each streamed chunk; the "
-        "samples of the server's own counters; the server's log. It is sealed with the checksum of each of its files, and "
-        "the files are here to be downloaded.",
+        "Every number in this book comes out of one of the records below. A record is one folder: what ran, on what, "
+        "with which versions and flags; one line for each point of load; one row for each request and each streamed "
+        "chunk; the samples of the server's own counters; the server's log. It is sealed with the checksum of each of "
+        "its files, and the files are here to be downloaded.",
     ]
     if not records:
         parts.append("There is no measured record yet: what the pages show was published by the author of the series.")
@@ -121,7 +122,7 @@ def _section(record: Record) -> str:
         ("Percentile rule", _text(document.get("percentile_rule"))),
         ("Validity", _validity(validity, record.problem)),
     ]
-    body = "".join(f"<tr><th scope=\"row\">{name}</th><td>{value}</td></tr>" for name, value in rows if value)
+    body = "".join(f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' for name, value in rows if value)
     return "\n".join(
         [
             f"({anchor(record.name)})=",
@@ -206,8 +207,8 @@ def _published(folder: Path, files: list[Path]) -> str:
             f'<p><span class="wall-badge published">{SOURCES["published"]}</span></p>',
             "",
             "Transcribed from the MIT-licensed repository `mapathak-commits/inference-wall`. In each file the column "
-            "`source` names the file of that repository in which a figure stands. We have the summaries, not the raw series: "
-            "none of our checks could be made on them.",
+            "`source` names the file of that repository in which a figure stands. We have the summaries, not the raw "
+            "series: none of our checks could be made on them.",
             "",
             '<div class="wall-table-frame" tabindex="0" role="region" aria-label="Published files">'
             f'<table class="wall-table wall-facts"><tbody>{rows}</tbody></table></div>',

@@ -1,10 +1,10 @@
 """Tables of a notebook as the page shows them.
 
-What:   `decorate` takes the HTML that pandas (or a post) puts out and returns it with a caption, aligned numbers, header
-        scopes, nulls as a dash that says why, and a frame that scrolls on a phone instead of pushing the page wide.
-Why:    pandas writes for a notebook: columns touch on a page, `NaN` reads like a value, and a wide table breaks a phone.
-Use:    called by `mime.FigureRenderer` for every HTML output with `<table class="dataframe">` or `class="wall-table"`.
-        A post sets the caption with `<caption>`; a cell says why it is empty with `title="..."`; the name of the CSV file
+What:   `decorate` takes the HTML that pandas (or a post) puts out and returns it with aligned numbers, header scopes,
+        nulls as a dash that says why, and a frame that scrolls on a phone instead of pushing the page wide.
+Why:    pandas writes for a notebook: columns touch on a page, `NaN` reads like a value, a wide table breaks a phone.
+Use:    called by `mime.FigureRenderer` for every HTML output with a table of class `dataframe` or `wall-table`. A post
+        sets the caption with `<caption>`; a cell says why it is empty with `title="..."`; the name of the CSV file
         comes from `data-csv="..."` on the table.
 Not:    tables written in Markdown (the theme's, styled in wall.css), and sorting.
 """

@@ -1,0 +1,49 @@
+# The Inference Wall. `make` alone says what there is. Every target does its own set-up.
+
+PORT ?= 8899
+RIG ?= auto
+WALL := .venv/bin/wall
+
+.DEFAULT_GOAL := help
+.PHONY: help book site serve test lock clean distclean
+
+help:
+	@echo 'make book       measure Part 1 on this machine and render the site (first time: some minutes)'
+	@echo '                RIG=cpu|gpu|...  which machine profile; default: auto'
+	@echo 'make site       render the site from the records that are there; starts no engine'
+	@echo 'make serve      show the site at http://127.0.0.1:$(PORT) (PORT=... for another)'
+	@echo 'make test       run every test, in a browser too'
+	@echo 'make clean      remove what was rendered; records stay'
+	@echo 'make distclean  also remove the environment, .venv'
+	@echo 'make lock       choose the versions of all packages anew (for maintainers)'
+	@echo
+	@echo '.venv/bin/wall --help shows the commands behind these; .venv/bin/wall doctor examines this machine.'
+
+book:
+	@tools/setup.sh engine
+	@$(WALL) run part_1 --rig $(RIG) --again
+	@$(WALL) site
+	@echo 'The site is in _build/html. To look at it: make serve'
+
+site:
+	@tools/setup.sh site
+	@$(WALL) site
+	@echo 'The site is in _build/html. To look at it: make serve'
+
+serve:
+	@tools/serve.sh $(PORT)
+
+test:
+	@tools/setup.sh browser
+	@.venv/bin/python -m pytest
+
+lock:
+	@tools/setup.sh site
+	@.venv/bin/python tools/lock.py
+
+clean:
+	rm -rf _build build jupyter_execute .pytest_cache .ruff_cache
+	find . -path ./.venv -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv *.egg-info packages/*/build packages/*/*.egg-info

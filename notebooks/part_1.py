@@ -1,0 +1,225 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Part 1: Hit the wall
+#
+# A server that answers one person in half a second will not answer ten thousand at once. Somewhere between lies a wall.
+# **How many requests a second can one server answer, and what does a user feel just before and just after that limit?**
+#
+# We raise the load step by step until the service breaks, say where it broke, and look at what the server was doing.
+
+# %% tags=["parameters"]
+rig = "auto"  # the machine and model; see experiments/rigs
+mode = "recorded"  # or "live": start a server, measure, then read the record
+base_url = ""  # a server that already runs
+scale = 1.0  # multiplies every prompt count
+rates = ""  # offered loads; "" = the rig's own
+num_prompts = ""
+repeats = ""
+slo_ttft_s = ""
+slo_completed_ratio = ""
+port = ""
+
+# %%
+from IPython.display import HTML, Markdown, display
+
+from inference_wall import figures, headline, post, published, records, stats, tables
+
+run = post.open_run("part_1", rig=rig, mode=mode, base_url=base_url, scale=scale, rates=rates, num_prompts=num_prompts, repeats=repeats,
+                    slo_ttft_s=slo_ttft_s, slo_completed_ratio=slo_completed_ratio, port=port)
+sweep = records.points_frame(run)
+slo = run.document["settings"]["slo"]
+knee = stats.knee(sweep, slo)
+a10g = published.sweep_frame(passes="table")
+numbers = headline.numbers(run)
+
+# %% [markdown]
+# ## Setup
+#
+# One server, one model, one kind of request. Only the load changes.
+
+# %%
+display(HTML(tables.setup_table(run, numbers)))
+
+# %% [markdown]
+# Every request brings a prompt of {num}`part_1.here.input_len` random tokens and wants exactly
+# {num}`part_1.here.output_len` back. Requests arrive at random moments, as from independent users. The generator does
+# not wait for answers before it sends the next one ({term}`open loop`): the public does not wait its turn either. Each
+# load is one {term}`point <offered load>` of {num}`part_1.here.num_prompts` requests.
+#
+# ## What fits
+#
+# Before any load, the server says how much room it has. Its log on this machine: a cache for
+# {num}`part_1.here.kv_cache_tokens:,` tokens. One of our requests needs {num}`part_1.here.request_tokens` at most. So
+# there is room for about {num}`part_1.here.room_requests:,.0f` of them.
+#
+# There is also a cap that somebody chose: `max_num_seqs`, here {num}`part_1.here.max_num_seqs`. Of the two, the smaller
+# one decides how many requests can run together. The others wait outside.
+#
+# On the author's A10G the two were close. The cap was {num}`published.a10g.max_num_seqs`; the blocks in the cache were
+# enough for {num}`published.a10g.room_flood_requests`, and that is how many ran in his flood. Room was the limit there,
+# although the text of the series says that memory was never the bottleneck.
+
+# %% [markdown]
+# ## The bound, before we measure
+#
+# One {term}`step` makes one token for each running request, and it must move all {term}`weights` through the
+# processor once. The weights are {num}`part_1.here.weights_gb:.2f unit`. Just before this run the machine copied memory
+# at {num}`part_1.here.copy_bandwidth_gb_s:.1f unit` and read it at {num}`part_1.here.read_bandwidth_gb_s:.1f unit`. So a
+# step takes at least
+#
+# > {num}`part_1.here.weights_gb:.2f unit` ÷ {num}`part_1.here.best_bandwidth_gb_s:.1f unit` =
+# > **{num}`part_1.here.stream_ms:.1f unit`**.
+#
+# With {num}`part_1.here.max_num_seqs` requests sharing each step, and {num}`part_1.here.output_len` steps for an
+# answer, no load on this server can be answered faster than {num}`part_1.here.bound_req_s:.1f` requests a second. That
+# leaves out the reading of prompts and all software. It is a ceiling on paper. What remains of it?
+
+# %% [markdown]
+# ## Cold against warm
+#
+# The first requests on a fresh server pay for things that happen once: memory is touched, caches fill, on a GPU kernels
+# are tuned. So the whole sweep runs once, short, and is thrown away. It stays in the record as the *cold* pass.
+
+# %%
+display(figures.cold_against_warm(sweep))
+
+# %% [markdown]
+# At the lightest load the slowest first token of the cold pass took {num}`part_1.here.cold_ttft_max_ms:,.0f unit`
+# (of {num}`part_1.here.cold_requests` requests), that of the measured pass
+# {num}`part_1.here.lightest_ttft_max_ms:,.0f unit` (of {num}`part_1.here.lightest_completed`). The samples are of
+# unequal size, so read this as a check that the warm-up did its work, not as a ratio.
+#
+# How much this matters depends on the machine. On the author's A10G the first point of a fresh server had a p99 of
+# {num}`published.a10g.cold_ttft_p99_ms:,.0f unit`, against {num}`published.a10g.warm_ttft_p99_ms:,.0f unit` when warm:
+# {num}`published.a10g.cold_over_warm_ttft_p99:.0f` times. Its *median* hardly differed. Whoever looks at medians alone
+# would not notice. Here nothing is compiled at start, so there is less to see.
+
+# %% [markdown]
+# ## The sweep
+
+# %%
+display(HTML(tables.sweep_table(sweep, caption=f"{run.document['rig']['title']}: one row an offered load. Rest on a dash to see why it is one.",
+                                csv="part_1_sweep.csv")))
+
+# %%
+display(figures.percentile_curves([sweep], slo=slo, knee=knee))
+
+# %% [markdown]
+# Use the buttons to see the other latencies. TTFT counts from the moment a request was *due*, so it holds the time in
+# the queue. A percentile is drawn only where enough requests stand behind it: a p90 needs 29, a p99 needs 299.
+#
+# At the lightest load, {num}`part_1.here.lightest_rate` requests a second, half of the first tokens came within
+# {num}`part_1.here.lightest_ttft_p50_ms:,.0f unit`. At the heaviest finite load, {num}`part_1.here.heaviest_rate` a
+# second, it was {num}`part_1.here.heaviest_ttft_p50_ms:,.0f unit`: {num}`part_1.here.ttft_growth:.1f` times as long.
+
+# %% [markdown]
+# ## The knee
+#
+# "Broken" needs a definition that can be argued with. Ours is a {term}`SLO`: the p{num}`part_1.here.slo_percentile` of
+# TTFT stays within {num}`part_1.here.slo_ttft_s` s, and at least {num}`part_1.here.slo_completed_percent:.0f` % of the
+# offered load is answered. The {term}`knee` is a bracket: the last load that met this in every repeat, and the first
+# that did not.
+
+# %%
+display(Markdown(headline.knee_sentence(knee)))
+display(HTML(tables.knee_table(knee)))
+
+# %%
+display(figures.completed_against_offered([sweep], knee=knee))
+
+# %% [markdown]
+# Completed and offered are the same while the server keeps up. Beyond the knee the curve bends away from the diagonal:
+# more is asked, no more is answered, the difference piles up in the queue. Sent all at once, this server answered
+# {num}`part_1.here.flood_steady_req_s:.2f` requests a second in its {term}`steady window`,
+# {num}`part_1.here.flood_steady_output_tok_s:.0f` tokens a second. That is {num}`part_1.here.flood_of_bound_percent:.0f`
+# % of the bound on paper.
+#
+# ## Who was in the batch
+
+# %%
+cap = run.document["flags"].get("max-num-seqs")
+display(figures.running_batch([sweep], caps={run.document["rig"]["name"]: cap} if cap else None))
+
+# %% [markdown]
+# Nobody sets the {term}`running batch`. It is what the load makes it: arrivals times stay ({term}`Little's law`). At the
+# lightest load {num}`part_1.here.lightest_running_mean:.1f` requests ran together on average; in the flood
+# {num}`part_1.here.flood_running_mean:.1f`, and never more than {num}`part_1.here.flood_running_max:.0f`.
+#
+# A bigger batch makes each step longer for everybody in it. The median time per token was
+# {num}`part_1.here.lightest_tpot_p50_ms:.0f unit` at the lightest load and {num}`part_1.here.flood_tpot_p50_ms:.0f unit`
+# in the flood. Already the first is {num}`part_1.here.tpot_over_stream:.1f` times the bound of one weight stream. The
+# bound counts bytes; it does not count arithmetic, scheduling, or the work that each request brings for itself.
+#
+# ## One point, request by request
+
+# %%
+shown = headline.point_for_timeline(run, knee)
+display(figures.request_timeline(run.frame("requests", shown["point"]), run.frame("chunks", shown["point"]), run.frame("metrics", shown["point"]),
+                                 what=f"rate {shown['rate_label']} on rig {run.document['rig']['name']}"))
+display(Markdown(f"Every bar is one request at an offered rate of **{shown['rate_label']}** a second: pale while it waits for its first "
+                 "token, solid while the answer streams. Below, on the same clock, what the server says it was running and had waiting."))
+
+# %% [markdown]
+# This is what a wall looks like from inside. Past the knee the requests are not slower to *write*: they wait longer
+# before they *start*. The queue is where the time goes.
+
+# %% [markdown]
+# ## The published A10G beside it
+#
+# {bdg-warning-line}`published by the author, not re-measured here`
+#
+# The author's card served a model with {num}`published.a10g.weights_gb:.1f unit` of weights and prompts of
+# {num}`published.a10g.input_tokens` tokens. In absolute numbers nothing is alike. So the second figure divides each
+# load by the knee of its own machine, and each TTFT by that at the lightest load.
+
+# %%
+display(figures.completed_against_offered([sweep, a10g]))
+
+# %%
+a10g_knee = stats.knee(published.judged_frame(a10g), {"completed_ratio": 0.0})
+display(figures.normalised([sweep, published.judged_frame(a10g)], [knee, a10g_knee]))
+
+# %% [markdown]
+# On the A10G a p99 TTFT of one second broke between {num}`published.a10g.knee_low_req_s:g` and
+# {num}`published.a10g.knee_high_req_s:g` requests a second, and the flood reached
+# {num}`published.a10g.flood_req_s:.2f`. Three things to know before you quote these numbers:
+#
+# - The printed table takes {num}`published.a10g.table_rows_main` rows from one pass and
+#   {num}`published.a10g.table_rows_warm` from another.
+# - With twice as many prompts the p99 at 8 requests a second was {num}`published.a10g.tail_growth_rate_8:.0f` times as
+#   long. Past the knee the queue grows as long as the load lasts, so a tail there measures how long you looked.
+# - At saturation, writing tokens explains {num}`published.a10g.flood_decode_ms_per_request:.0f unit` of the
+#   {num}`published.a10g.flood_ms_per_request:.0f unit` that each request takes of the card. The rest is mostly the
+#   reading of prompts. Faster decode alone could not double that wall.
+#
+# ## What to take away
+#
+# - **A wall is a bracket, not a point.** Name the service level, then say between which two loads it broke.
+# - **The completed rate breaks last.** First tokens become late while the completed rate still rises. Watch the tail of
+#   TTFT, not the throughput.
+# - **Run below the knee, not at the ceiling.** The distance between the two is your safety margin.
+# - **Past the knee, a latency measures your patience.** It grows with the length of the test.
+# - **Below the knee, tokens a second describe your visitors**, not your server.
+#
+# ## What this page does not show
+#
+# One machine, {num}`part_1.here.repeats` repeat(s), {num}`part_1.here.num_prompts` requests a point.
+# {num}`part_1.here.invalid_points` of {num}`part_1.here.points` points failed a validity check; the
+# [provenance page](../pages/provenance.md) lists each check. Percentiles near the knee depend on one another, so their
+# intervals are too narrow there. The trace that opens a step is the subject of a later part.
+#
+# ## Reproduce
+
+# %%
+display(Markdown(headline.reproduce(run)))
