@@ -2,8 +2,8 @@
 
 What:   `canvas` makes the axes over offered rate, `add_curve` draws one statistic of one rig on them, `by_rate` folds
         the repeats of a rate into one value with its range.
-Why:    a colour always means the same rig and a dash always the same statistic, on every page; a flood is never drawn
-        as if it were a number of requests per second; an invalid point is hollow wherever it appears.
+Why:    over offered rates a colour always means the same rig, and a dash the same statistic; a flood is never drawn as
+        if it were a number of requests per second; an invalid point is hollow wherever it appears.
 Use:    figure = canvas(frames); add_curve(figure, frame, "ttft_p99_ms", name="cpu p99", latency="TTFT", unit="ms")
 Not:    what a figure shows (`figures`), paper and font colours (the site's templates, light and dark).
 """
@@ -47,8 +47,9 @@ LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y
 COLUMNS = ["offered", "what", "n", "status"]  # of customdata, and so of the downloaded CSV
 HOVER = (
     "<b>%{{fullData.name}}</b><br>%{{customdata[1]}} %{{y:,.4~r}}{unit}, offered %{{customdata[0]}}"
-    "<br>%{{customdata[2]}}<br>%{{customdata[3]}}<extra></extra>"
+    "<br>n: %{{customdata[2]}}{rule}<br>%{{customdata[3]}}<extra></extra>"
 )
+RULE = "; an observed value (inverted_cdf)"
 
 
 def colour(rig: str) -> str:
@@ -111,13 +112,11 @@ def by_rate(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["request_rate", "offered", "value", "low", "high", "n", "status", "valid"])
 
 
-def _sample_text(used: pd.DataFrame, latency: str | None, repeats: int) -> str:
+def _sample_text(used: pd.DataFrame, latency: str | None, repeats: int) -> str | int:
     counts = used.get(f"{latency}_n" if latency else "completed", pd.Series(dtype=float)).dropna()
-    what = "samples" if latency else "requests"
-    number = f"n = {counts.min():,.0f} {what}" if len(counts) else "n not published"
-    repeated = f" in each of {repeats} repeats, their median" if repeats > 1 else ""
-    rule = "; observed value (inverted_cdf)" if latency and not _is_published(used) else ""
-    return number + repeated + rule
+    if counts.empty:
+        return "not published" if _is_published(used) else "not recorded"
+    return int(counts.min()) if repeats == 1 else f"{int(counts.min())} × {repeats} repeats (their median)"
 
 
 def withheld(points: pd.DataFrame, latency: str) -> dict[str, str]:
@@ -169,14 +168,13 @@ def canvas(frames: list[pd.DataFrame], y_titles: list[str], height: int = 420, l
         rows=len(y_titles), shared_xaxes="columns", shared_yaxes="rows", vertical_spacing=0.07, **shape
     )
     figure.update_layout(
-        template="none",
         height=height,
         margin={"t": 16, "r": 12, "b": 96, "l": 56},
         legend=LEGEND,
         hovermode="closest",
         meta={"columns": COLUMNS},
     )
-    figure.layout.template = None  # the site lays its own over the figure, a notebook the user's
+    figure.layout.template = None  # the site lays its own over the figure
     ticks = spread_ticks(rates)
     figure.update_xaxes(col=1, type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks], automargin=True)
     figure.update_xaxes(row=len(y_titles), col=1, title={"text": "offered rate, requests/s", "standoff": 8})
@@ -186,8 +184,8 @@ def canvas(frames: list[pd.DataFrame], y_titles: list[str], height: int = 420, l
         if not log_y:
             figure.update_yaxes(row=row, rangemode="tozero")
     if flood:
-        figure.update_xaxes(col=2, type="category", range=[-0.5, 0.5], automargin=True)
-        figure.update_yaxes(col=2, ticks="", showticklabels=False)
+        figure.update_xaxes(col=2, type="category", automargin=True)
+        figure.update_yaxes(col=2, ticks="", showticklabels=False, showgrid=False)
         gap = (figure.layout.xaxis.domain[1] + figure.layout.xaxis2.domain[0]) / 2
         figure.add_annotation(
             x=gap, y=0, xref="paper", yref="paper", text="<b>//</b>", showarrow=False, yanchor="middle"
@@ -195,14 +193,17 @@ def canvas(frames: list[pd.DataFrame], y_titles: list[str], height: int = 420, l
     return figure
 
 
-def spread_ticks(rates: list[float], least: float = 1.22) -> list[float]:
-    """Measured rates to label on a logarithmic axis: each at least a factor of `least` above the last, the highest
-    always."""
-    ticks: list[float] = []
+def spread_ticks(rates: list[float], most: int = 12) -> list[float]:
+    """Those of the ascending measured rates to label on a logarithmic axis: about `most`, the highest always.
+
+    A label needs 1 / (most - 1) of the axis, that is a constant factor from its neighbour.
+    """
+    least = (rates[-1] / rates[0]) ** (1 / (most - 1)) if rates else 1.0
+    chosen: list[float] = []
     for rate in reversed(rates):
-        if not ticks or ticks[-1] / rate >= least:
-            ticks.append(rate)
-    return ticks[::-1]
+        if not chosen or chosen[-1] / rate >= least * 0.999:
+            chosen.append(rate)
+    return chosen[::-1]
 
 
 def add_curve(
@@ -225,6 +226,8 @@ def add_curve(
     finite = curve[curve["request_rate"].map(math.isfinite)]
     line_dash, marker, width = STYLES[style]
     paint = colour_of or colour(str(frame["rig"].iloc[0]))
+    # The author's percentiles are interpolated by his load generator; his rule is not ours.
+    percentiles = column.endswith("_ms") and style.startswith("p") and not _is_published(frame)
     for part, at_once in ((finite, False), (curve[~curve.index.isin(finite.index)], True)):
         if part.empty:
             continue
@@ -251,7 +254,7 @@ def add_curve(
             if ranged
             else None,
             customdata=[[point.offered, what, point.n, point.status] for point in part.itertuples()],
-            hovertemplate=HOVER.format(unit=unit and f" {unit}"),
+            hovertemplate=HOVER.format(unit=unit and f" {unit}", rule=RULE if percentiles else ""),
         )
     return curve
 

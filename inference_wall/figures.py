@@ -30,23 +30,25 @@ METRICS = {
     "e2e": ("E2E", "whole answer"),
 }
 STATISTICS = ("p50", "p90", "p99", "max")
+# One result of `stats.knee`, which belongs to the first frame, or a list with one (or None) for each.
+Knees = dict[str, Any] | list[dict[str, Any] | None] | None
 MOST_REQUESTS = 200  # bars of a timeline: more are thinner than a pixel
 
 
 def percentile_curves(
     frames: list[pd.DataFrame], metric: str = "ttft", slo: dict[str, float] | None = None,
-    knee: dict[str, Any] | None = None,
+    knee: Knees = None,
 ) -> go.Figure:
     """p50, p90, p99 and the maximum of a latency against offered rate, with buttons for the other latencies.
 
-    `metric`: the one shown first (`METRICS`). `slo`: draws its TTFT limit. `knee`: a result of `stats.knee`, drawn as a
-    band between the two rates of its bracket.
+    `metric`: the one shown first (`METRICS`). `slo`: draws its TTFT limit. `knee`: a result of `stats.knee`, or a
+    list of one for each frame, drawn as a band between the two rates of its bracket.
     """
     if metric not in METRICS:
         raise ValueError(f"unknown latency {metric!r}; there are {', '.join(METRICS)}")
     frames = [measured(frame) for frame in frames]
     figure = canvas(frames, ["milliseconds"], height=480)
-    words, owners = [_knee_words(knee)], []
+    words, owners = _add_knees(figure, frames, knee), []
     for key, (short, _) in METRICS.items():
         for frame in frames:
             for statistic in STATISTICS:
@@ -68,7 +70,6 @@ def percentile_curves(
         "pad": {"t": 0, "b": 4}, "showactive": True, "active": list(METRICS).index(metric), "bordercolor": GREY,
         "bgcolor": "rgba(123, 134, 150, 0.12)", "buttons": buttons,
     }])
-    _add_knee(figure, knee)
     short, meaning = METRICS[metric]
     opening = f"{short} ({meaning}) against offered rate, both axes logarithmic"
     return set_words(figure, [opening, *words], f"{metric}_by_rate.csv")
@@ -85,29 +86,33 @@ def _add_limit(figure: go.Figure, frames: list[pd.DataFrame], slo: dict[str, flo
         )
 
 
-def _add_knee(figure: go.Figure, knee: dict[str, Any] | None) -> None:
-    low, high = (knee or {}).get("bracket", (None, None))
-    if low is None or high is None:
-        return
-    figure.add_shape(type="rect", xref="x", yref="y domain", x0=low, x1=high, y0=0, y1=1, fillcolor=BAND, line_width=0,
-                     layer="below")
-    # Annotations, unlike shapes, take the logarithm on a logarithmic axis.
-    figure.add_annotation(xref="x", yref="y domain", x=math.log10(math.sqrt(low * high)), y=1, yanchor="top",
-                          showarrow=False, text=f"knee<br>{low:g}–{high:g}", font_size=11)
+def _add_knees(figure: go.Figure, frames: list[pd.DataFrame], knees: Knees) -> list[str]:
+    """Draw the brackets as bands, in grey or, where there are several, in the rigs' colours; returns them in words."""
+    given = knees if isinstance(knees, list) else [knees]
+    pairs = [(frame, knee) for frame, knee in zip(frames, given, strict=False) if knee]
+    for frame, knee in pairs:
+        low, high = knee["bracket"]
+        if low is None or high is None:
+            continue
+        paint = {"fillcolor": BAND} if len(pairs) == 1 else {
+            "fillcolor": colour(str(frame["rig"].iloc[0])), "opacity": 0.22}
+        figure.add_shape(type="rect", xref="x", yref="y domain", x0=low, x1=high, y0=0, y1=1, line_width=0,
+                         layer="below", **paint)
+        # Annotations, unlike shapes, take the logarithm on a logarithmic axis.
+        figure.add_annotation(xref="x", yref="y domain", x=math.log10(math.sqrt(low * high)), y=1, yanchor="top",
+                              showarrow=False, text=f"knee<br>{low:g}–{high:g}", font_size=11)
+    return [_knee_words(frame, knee) for frame, knee in pairs]
 
 
-def _knee_words(knee: dict[str, Any] | None) -> str:
-    if not knee:
-        return ""
-    low, high = knee["bracket"]
-    slo = knee["slo"]
+def _knee_words(frame: pd.DataFrame, knee: dict[str, Any]) -> str:
+    (low, high), slo = knee["bracket"], knee["slo"]
     level = (f"p{slo['ttft_percentile']:g} TTFT at most {slo['ttft_s']:g} s and at least "
              f"{slo['completed_ratio']:.0%} of the load completed")
     ends = f" between {low:g} and {high:g} requests/s" if low is not None and high is not None else ""
-    return f"Knee ({level}): {knee['status']}{ends}"
+    return f"Knee of {label(frame)} ({level}): {knee['status']}{ends}"
 
 
-def completed_against_offered(frames: list[pd.DataFrame], knee: dict[str, Any] | None = None) -> go.Figure:
+def completed_against_offered(frames: list[pd.DataFrame], knee: Knees = None) -> go.Figure:
     """Completed against offered requests/s: in the steady window, over the whole point, and the line on which both are
     equal."""
     frames = [measured(frame) for frame in frames]
@@ -118,7 +123,7 @@ def completed_against_offered(frames: list[pd.DataFrame], knee: dict[str, Any] |
             x=[min(rates), max(rates)], y=[min(rates), max(rates)], mode="lines", name="completed = offered",
             line={"color": GREY, "dash": "longdash", "width": 1.5}, hoverinfo="skip", row=1, col=1,
         )
-    words = ["Completed against offered requests per second, both axes logarithmic", _knee_words(knee)]
+    words = ["Completed against offered requests per second, both axes logarithmic", *_add_knees(figure, frames, knee)]
     for frame in frames:
         for column, what, dash in (("steady_req_s", "steady", "solid"), ("completed_req_s", "whole point", "dash")):
             style = "mean" if column == "steady_req_s" else "p90"
@@ -126,7 +131,6 @@ def completed_against_offered(frames: list[pd.DataFrame], knee: dict[str, Any] |
                               unit="requests/s", style=style, dash=dash)
             if len(curve):
                 words.append(describe(f"{label(frame)}, {what}", curve, " requests/s"))
-    _add_knee(figure, knee)
     return set_words(figure, words, "completed_by_rate.csv")
 
 
@@ -168,7 +172,7 @@ def normalised(frames: list[pd.DataFrame], knees: list[dict[str, Any]], statisti
             customdata=[[row.offered, f"{statistic} TTFT", row.n, row.status] for row in scaled.itertuples()],
             hovertemplate=f"<b>%{{fullData.name}}</b>, knee {middle:.3g}/s (within a factor of {factor:.2f})<br>"
             f"%{{y:.3~r}} times {chart.digits(base)} ms at %{{x:.3~r}} of the knee, offered %{{customdata[0]}}<br>"
-            "%{customdata[2]}<br>%{customdata[3]}<extra></extra>",
+            f"n: %{{customdata[2]}}{'' if frame['source'].iloc[0] == 'published' else chart.RULE}<br>%{{customdata[3]}}<extra></extra>",
         )
         words.append(f"{label(frame)}, knee {middle:.3g} requests/s: {scaled['value'].iloc[-1]:.3g} times the lowest "
                      f"rate's {chart.digits(base)} ms at {scaled['request_rate'].iloc[-1]:.2f} of the knee")
@@ -200,6 +204,12 @@ def running_batch(frames: list[pd.DataFrame], caps: dict[str, int] | None = None
             figure.add_hline(y=cap, row=1, col=1, line={"color": paint, "dash": "longdash", "width": 1})
             figure.add_annotation(x=0, xref="x domain", y=cap, yref="y", text=f"cap {cap}", showarrow=False,
                                   xanchor="left", yanchor="bottom", font_size=11)
+    # Explicit, since a linear axis that is matched across panels does not always find its own range.
+    tops = {1: ["running_mean", "running_max"], 2: ["waiting_max"]}
+    for row, columns in tops.items():
+        values = [value for frame in frames for column in columns for value in frame[column].dropna()]
+        values += list((caps or {}).values()) if row == 1 else []
+        figure.update_yaxes(row=row, range=[0, 1.1 * max([1.0, *map(float, values)])])
     return set_words(figure, words, "running_batch.csv")
 
 
@@ -277,6 +287,7 @@ def request_timeline(
     last = (ticks(every["end"]).max() - zero) * UNIT_S
     if gauges:
         _add_gauges(figure, metrics, zero, last)
+    figure.layout.template = None  # the site lays its own over the figure
     figure.update_layout(barmode="overlay", bargap=0, height=560 if gauges else 420, hovermode="closest",
                          legend=chart.LEGEND, margin={"t": 16, "r": 12, "b": 96, "l": 56})
     figure.update_yaxes(row=1, autorange="reversed", automargin=True,
@@ -303,7 +314,7 @@ def _worst_stalls(chunks: pd.DataFrame) -> pd.DataFrame:
 
 def _add_gauges(figure: go.Figure, metrics: pd.DataFrame, zero: float, last: float) -> None:
     time = (ticks(metrics["time"]) - zero) * UNIT_S
-    inside = metrics[(time >= -1) & (time <= last + 1)]
+    inside = metrics[(time >= 0) & (time <= last + 0.5)]
     inside = inside.iloc[:: math.ceil(len(inside) / 400) or 1]
     for name, dash, paint in (("running", "solid", colour("cpu")), ("waiting", "dash", OCHRE)):
         if name in inside and inside[name].notna().any():

@@ -27,6 +27,7 @@ class _Book:
         self.run, self.entries = run, {}
 
     def put(self, name: str, value: Any, unit: str = "", n: int | None = None, reason: str = "not recorded") -> Any:
+        value = value.item() if hasattr(value, "item") else value  # numpy's numbers are not JSON's
         if isinstance(value, float) and pd.isna(value):
             value = None
         self.entries[name] = {"value": value, "unit": unit, "n": None if n is None or pd.isna(n) else int(n), "run": self.run.name,

@@ -26,12 +26,21 @@ import jupytext
 import nbformat
 import papermill
 import psutil
+from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
 from . import records, rigs
 from .errors import WallError
 from .post import EVENTS_VARIABLE, PAGE_VARIABLE, STOP_S, Event
+
+
+
+class _LocalKernel(AsyncKernelManager):
+    """The kernel talks over sockets in the file system, which no other machine and no other user can reach."""
+
+    transport = "ipc"
+
 
 HIDDEN = {"parameters", "injected-parameters"}
 
@@ -96,7 +105,7 @@ def _run(plain: Path, partial: Path, parameters: dict[str, Any], on_event: Calla
     on_event({"event": "note", "text": f"executing {plain.stem}"})
     try:
         papermill.execute_notebook(str(plain), str(partial), parameters=parameters, kernel_name="python3", progress_bar=False,
-                                   log_output=False, cwd=str(rigs.root()), request_save_on_cell_execute=False)
+                                   log_output=False, cwd=str(rigs.root()), request_save_on_cell_execute=False, kernel_manager_class=_LocalKernel)
     except PapermillExecutionError as problem:
         if problem.ename == "WallError":
             # The cell raised our own error: its two lines are all that a user needs.

@@ -112,9 +112,9 @@ def setup_table(run: Any, numbers: dict[str, dict[str, Any]]) -> str:
         ("model", f"{document['model']['name']}, {document['model'].get('dtype', 'dtype of the checkpoint')}, "
                   f"{weights.get(document['model'].get('weights'), 'weights unknown')}"),
         ("engine", f"vLLM {document['engine']['version']}" + ("" if document["engine"]["table_exact"] else " (flags and metrics not checked for this version)")),
-        ("most requests in a step", _said(numbers["max_num_seqs"])),
+        ("most requests in a step", f"{_said(numbers['max_num_seqs'])} requests"),
         ("longest request", f"{_said(numbers['max_model_len'])} tokens"),
-        ("most tokens in a step", "not said" if budget is None else f"{budget:,}"),
+        ("most tokens in a step", "not said" if budget is None else f"{budget:,} tokens"),
         ("chunked prefill, prefix caching", f"{_on(said.get('chunked_prefill'))}, {_on(said.get('prefix_caching'))}"),
         ("start to first answer", f"{numbers['ready_s']['value']:.0f} s" if numbers["ready_s"]["value"] is not None else numbers["ready_s"]["reason"]),
     ]

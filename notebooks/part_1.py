@@ -23,7 +23,7 @@ rig = "auto"  # the machine and model; see experiments/rigs
 mode = "recorded"  # or "live": start a server, measure, then read the record
 base_url = ""  # a server that already runs
 scale = 1.0  # multiplies every prompt count
-rates = ""  # offered loads; "" = the rig's own
+rates = ""  # offered loads, such as "1,2,inf"; empty: those of the rig
 num_prompts = ""
 repeats = ""
 slo_ttft_s = ""
@@ -127,8 +127,8 @@ display(figures.percentile_curves([sweep], slo=slo, knee=knee))
 # ## The knee
 #
 # "Broken" needs a definition that can be argued with. Ours is a {term}`SLO`: the p{num}`part_1.here.slo_percentile` of
-# TTFT stays within {num}`part_1.here.slo_ttft_s` s, and at least {num}`part_1.here.slo_completed_percent:.0f` % of the
-# offered load is answered. The {term}`knee` is a bracket: the last load that met this in every repeat, and the first
+# TTFT stays within {num}`part_1.here.slo_ttft_s` s, and at least
+# {num}`part_1.here.slo_completed_percent:.0f` percent of the offered load is answered. The {term}`knee` is a bracket: the last load that met this in every repeat, and the first
 # that did not.
 
 # %%
@@ -142,8 +142,8 @@ display(figures.completed_against_offered([sweep], knee=knee))
 # Completed and offered are the same while the server keeps up. Beyond the knee the curve bends away from the diagonal:
 # more is asked, no more is answered, the difference piles up in the queue. Sent all at once, this server answered
 # {num}`part_1.here.flood_steady_req_s:.2f` requests a second in its {term}`steady window`,
-# {num}`part_1.here.flood_steady_output_tok_s:.0f` tokens a second. That is {num}`part_1.here.flood_of_bound_percent:.0f`
-# % of the bound on paper.
+# {num}`part_1.here.flood_steady_output_tok_s:.0f` tokens a second. That is
+# {num}`part_1.here.flood_of_bound_percent:.0f` percent of the bound on paper.
 #
 # ## Who was in the batch
 
@@ -167,12 +167,13 @@ display(figures.running_batch([sweep], caps={run.document["rig"]["name"]: cap} i
 shown = headline.point_for_timeline(run, knee)
 display(figures.request_timeline(run.frame("requests", shown["point"]), run.frame("chunks", shown["point"]), run.frame("metrics", shown["point"]),
                                  what=f"rate {shown['rate_label']} on rig {run.document['rig']['name']}"))
-display(Markdown(f"Every bar is one request at an offered rate of **{shown['rate_label']}** a second: pale while it waits for its first "
-                 "token, solid while the answer streams. Below, on the same clock, what the server says it was running and had waiting."))
+display(Markdown(f"Every bar is one request at an offered rate of **{shown['rate_label']}** a second: one colour while it waits for its first "
+                 "token, another while the answer streams. Below, on the same clock, what the server says it was running and had waiting."))
 
 # %% [markdown]
-# This is what a wall looks like from inside. Past the knee the requests are not slower to *write*: they wait longer
-# before they *start*. The queue is where the time goes.
+# This is what a wall looks like from inside. An answer that has started gets its tokens at much the same pace as before:
+# the batch is capped, so a step cannot grow any further. What grows is the wait before the first token. And where a new
+# prompt is read, every running answer pauses: the marks of the worst stalls stand above one another. Part 2 is about them.
 
 # %% [markdown]
 # ## The published A10G beside it

@@ -107,33 +107,41 @@ def _section(record: Record) -> str:
     start = (document.get("starts") or [{}])[0]
     server = start.get("server") or {}
     badge = "measured, kept on this machine" if record.is_local else "measured"
-    head = f"{document.get('post', '?')} on {rig.get('name', '?')}, {document.get('arm', '?')}"
-    rows = [
+    head = f"{document.get('post', '?')} on {rig.get('name', '?')}, {document.get('arm', '?')}, {_moment(document.get('started'))}"
+    facts = [
         ("Rig", _join(rig.get("title"), rig.get("note"))),
-        ("Machine", _machine(start)),
         ("Model", _model(document.get("model") or {})),
         ("Engine", _join(engine.get("name"), engine.get("version"), sep=" ")),
         ("Flags", _flags(document.get("flags") or {})),
-        ("Command line", _code(" ".join(map(str, server.get("argv") or [])))),
-        ("The server said", _pairs(server.get("said") or {})),
-        ("Measured", _join(document.get("started"), document.get("finished"), sep=" to ")),
-        ("Parameters", _pairs(document.get("parameters") or {})),
-        ("Run id", _code(document.get("run_id"))),
-        ("Percentile rule", _text(document.get("percentile_rule"))),
+        ("Measured", _join(*(_moment(document.get(end)) for end in ("started", "finished")), sep=" to ")),
         ("Validity", _validity(validity, record.problem)),
     ]
-    body = "".join(f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' for name, value in rows if value)
+    more = [
+        ("Machine", _machine(start)),
+        ("Command line", _code(" ".join(map(str, server.get("argv") or [])))),
+        ("The server said", _pairs(server.get("said") or {})),
+        ("Parameters", _pairs(document.get("parameters") or {})),
+        ("Percentile rule", _text(document.get("percentile_rule"))),
+        ("Run id", _code(document.get("run_id"))),
+    ]
     return "\n".join(
         [
             f"({anchor(record.name)})=",
             f"## {_plain(head)}",
             "",
             f'<p><span class="wall-badge measured">{badge}</span> <code>{html.escape(record.name)}</code></p>',
-            '<div class="wall-table-frame" tabindex="0" role="region" aria-label="Facts of this record">'
-            f'<table class="wall-table wall-facts"><tbody>{body}</tbody></table></div>',
-            "",
+            _table(facts, "What ran"),
             _files(record.folder, record.place, "Raw files"),
+            f"<details><summary>Machine, command line, and what the server said</summary>{_table(more, 'More')}</details>",
         ]
+    )
+
+
+def _table(rows: list[tuple[str, str]], name: str) -> str:
+    body = "".join(f'<tr><th scope="row">{head}</th><td>{value}</td></tr>' for head, value in rows if value)
+    return (
+        f'<div class="wall-table-frame" tabindex="0" role="region" aria-label="{html.escape(name, quote=True)}">'
+        f'<table class="wall-table wall-facts"><tbody>{body}</tbody></table></div>'
     )
 
 
@@ -195,10 +203,7 @@ def _published(folder: Path, files: list[Path]) -> str:
         groups.setdefault(path.parent.relative_to(folder).as_posix(), []).append(
             f'<a href="{address}">{html.escape(path.name)}</a> ({_size(path)})'
         )
-    rows = "".join(
-        f'<tr><th scope="row">{html.escape(name if name != "." else "all parts")}</th><td>{", ".join(links)}</td></tr>'
-        for name, links in groups.items()
-    )
+    rows = [(html.escape(name if name != "." else "all parts"), ", ".join(links)) for name, links in groups.items()]
     return "\n".join(
         [
             f"({PUBLISHED_ANCHOR})=",
@@ -210,8 +215,7 @@ def _published(folder: Path, files: list[Path]) -> str:
             "`source` names the file of that repository in which a figure stands. We have the summaries, not the raw "
             "series: none of our checks could be made on them.",
             "",
-            '<div class="wall-table-frame" tabindex="0" role="region" aria-label="Published files">'
-            f'<table class="wall-table wall-facts"><tbody>{rows}</tbody></table></div>',
+            _table(rows, "Published files"),
         ]
     )
 
@@ -243,11 +247,22 @@ def _join(*values: Any, sep: str = ". ") -> str:
     return sep.join(_text(value).removesuffix(".") if sep == ". " else _text(value) for value in values if value)
 
 
+def _moment(stamp: str | None) -> str:
+    """2026-11-29T18:11:34+00:00 as a person reads it; records are in UTC."""
+    return stamp.replace("T", " ").replace("+00:00", " UTC") if stamp else ""
+
+
 def _pairs(values: dict) -> str:
-    """A flat dictionary in one line; a value that is unknown is left out, unless its reason is given beside it."""
+    """A dictionary in words, inner ones in brackets. What is unknown is left out: run.json has it, with the reason."""
     parts = []
     for name, value in values.items():
-        if value is None or value == "" or value == {}:
+        if value is None or value in ("", {}, []):
             continue
-        parts.append(f"{_text(name.replace('_', ' '))} {_text(value)}")
+        if isinstance(value, dict):
+            shown = f"({_pairs(value)})"
+        elif isinstance(value, list) and not any(isinstance(item, dict | list) for item in value):
+            shown = ", ".join(_text(item) for item in value)
+        else:
+            shown = _text(value)
+        parts.append(f"{_text(str(name).replace('_', ' '))} {shown}")
     return "; ".join(parts)
