@@ -206,6 +206,23 @@ def spread_ticks(rates: list[float], most: int = 12) -> list[float]:
     return chosen[::-1]
 
 
+def log_ticks(values: list[float], least: int = 4) -> dict[str, list]:
+    """Round numbers to label on a logarithmic axis over positive `values`: {"tickvals", "ticktext"}.
+
+    The coarsest of a few sets of leading digits that puts `least` labels between the lowest and the highest value. plotly.js
+    itself labels such an axis with single digits ("2", "5"), which read as values.
+    """
+    positive = [value for value in values if value and value > 0]
+    low, high = (min(positive) * 0.8, max(positive) * 1.25) if positive else (1.0, 10.0)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits_of in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)):
+        found = [float(f"{digit * 10.0**power:.3g}") for power in powers for digit in digits_of]
+        found = [tick for tick in found if low <= tick <= high]
+        if len(found) >= least:
+            break
+    return {"tickvals": found, "ticktext": [f"{tick:,.10g}" for tick in found]}
+
+
 def add_curve(
     figure: go.Figure,
     frame: pd.DataFrame,

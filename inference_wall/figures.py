@@ -21,7 +21,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from . import chart
-from .chart import BAND, GREY, OCHRE, ORANGE, RED, add_curve, canvas, colour, describe, label, measured, set_words
+from .chart import BAND, GREY, OCHRE, ORANGE, RED, add_curve, canvas, colour, describe, label, log_ticks, measured, set_words
 from .samples import UNIT_S, ticks
 
 METRICS = {
@@ -47,7 +47,7 @@ def percentile_curves(
     if metric not in METRICS:
         raise ValueError(f"unknown latency {metric!r}; there are {', '.join(METRICS)}")
     frames = [measured(frame) for frame in frames]
-    figure = canvas(frames, ["milliseconds"], height=480)
+    figure = canvas(frames, [f"{METRICS[metric][0]}, milliseconds"], height=480)
     words, owners = _add_knees(figure, frames, knee), []
     for key, (short, _) in METRICS.items():
         for frame in frames:
@@ -63,16 +63,30 @@ def percentile_curves(
         if key == "ttft" and slo:
             _add_limit(figure, frames, slo, visible=key == metric)
         owners += [key] * (len(figure.data) - len(owners))
-    buttons = [{"label": short, "method": "restyle", "args": [{"visible": [owner == key for owner in owners]}]}
-               for key, (short, _) in METRICS.items()]
-    figure.update_layout(margin_t=52, updatemenus=[{
-        "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom",
-        "pad": {"t": 0, "b": 4}, "showactive": True, "active": list(METRICS).index(metric), "bordercolor": GREY,
-        "bgcolor": "rgba(123, 134, 150, 0.12)", "buttons": buttons,
-    }])
+    figure.update_layout(margin_t=52, updatemenus=[_buttons(figure, owners, metric)])
     short, meaning = METRICS[metric]
     opening = f"{short} ({meaning}) against offered rate, both axes logarithmic"
     return set_words(figure, [opening, *words], f"{metric}_by_rate.csv")
+
+
+def _buttons(figure: go.Figure, owners: list[str], metric: str) -> dict[str, Any]:
+    """A row of buttons, one a latency: it shows that latency's traces (`owners[i]`: the latency of trace i) and labels the axis
+    for them."""
+    buttons = []
+    for key, (short, _) in METRICS.items():
+        mine = [owner == key for owner in owners]
+        ticks = log_ticks([y for trace, on in zip(figure.data, mine, strict=True) if on for y in trace.y])
+        axis = {"yaxis.title.text": f"{short}, milliseconds", **{f"yaxis.{name}": value for name, value in ticks.items()}}
+        buttons.append({"label": short, "method": "update", "args": [{"visible": mine}, axis]})
+        if key == metric:
+            figure.update_yaxes(ticks)
+    # plotly.js paints the active button nearly white and cannot be told otherwise, so the others are light with dark
+    # letters too, on either page.
+    return {
+        "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom",
+        "pad": {"t": 0, "b": 4}, "showactive": True, "active": list(METRICS).index(metric), "buttons": buttons,
+        "bordercolor": GREY, "bgcolor": "#d5dbe3", "font": {"color": "#1f2733"},
+    }
 
 
 def _add_limit(figure: go.Figure, frames: list[pd.DataFrame], slo: dict[str, float], visible: bool) -> None:
@@ -131,6 +145,7 @@ def completed_against_offered(frames: list[pd.DataFrame], knee: Knees = None) ->
                               unit="requests/s", style=style, dash=dash)
             if len(curve):
                 words.append(describe(f"{label(frame)}, {what}", curve, " requests/s"))
+    figure.update_yaxes(log_ticks([y for trace in figure.data for y in trace.y]))
     return set_words(figure, words, "completed_by_rate.csv")
 
 
@@ -154,7 +169,7 @@ def normalised(frames: list[pd.DataFrame], knees: list[dict[str, Any]], statisti
                   if all(frame[f"ttft_{name}_ms"].notna().sum() > 1 for frame in finite)]
         statistic = shared[0] if shared else "p50"
     figure = canvas([], [f"{statistic} TTFT / that at the lowest rate"])
-    figure.update_xaxes(title_text="offered rate / knee", tickvals=None, ticktext=None)
+    figure.update_xaxes(title_text="offered rate / knee")
     for frame, middle, factor in placed:
         curve = chart.by_rate(frame, f"ttft_{statistic}_ms")
         curve = curve[curve["request_rate"].map(math.isfinite)]
@@ -177,6 +192,8 @@ def normalised(frames: list[pd.DataFrame], knees: list[dict[str, Any]], statisti
         words.append(f"{label(frame)}, knee {middle:.3g} requests/s: {scaled['value'].iloc[-1]:.3g} times the lowest "
                      f"rate's {chart.digits(base)} ms at {scaled['request_rate'].iloc[-1]:.2f} of the knee")
     figure.add_vline(x=1, line={"color": GREY, "dash": "longdash", "width": 1.5})
+    figure.update_xaxes(log_ticks([x for trace in figure.data for x in trace.x]))
+    figure.update_yaxes(log_ticks([y for trace in figure.data for y in trace.y]))
     opening = f"{statistic} TTFT relative to the lowest rate, against offered rate relative to the knee"
     return set_words(figure, [opening, *words], "normalised.csv")
 
@@ -235,6 +252,7 @@ def cold_against_warm(
             curve = add_curve(figure, rows, f"{metric}_{statistic}_ms", name=f"{name}, {statistic}", what=short,
                               unit="ms", style=statistic, colour_of=paint)
             words.append(describe(f"{name}, {statistic}", curve, " ms"))
+    figure.update_yaxes(log_ticks([y for trace in figure.data for y in trace.y]))
     return set_words(figure, words, "cold_against_warm.csv")
 
 

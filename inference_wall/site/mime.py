@@ -92,7 +92,7 @@ def figure_html(figure: dict) -> str:
     caption = f"<strong>{html.escape(title)}</strong>" if title else ""
     if subtitle:
         caption += f' <span class="wall-subtitle">{html.escape(subtitle)}</span>'
-    label = html.escape(title or "Chart", quote=True)
+    label = html.escape(title or alt.partition(". ")[0][:160], quote=True)
     height = int(layout.get("height") or DEFAULT_HEIGHT)
     return (
         '<figure class="wall-figure">'

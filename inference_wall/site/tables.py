@@ -52,17 +52,20 @@ def _dress(soup: BeautifulSoup, table: Tag) -> None:
     _align_headers(table)
 
     caption = table.find("caption")
+    name = caption.get_text(" ", strip=True) if caption else "Table"
     frame = soup.new_tag(
         "div",
-        attrs={
-            "class": "wall-table-frame",
-            # Focusable, so that the keyboard can scroll it too.
-            "tabindex": "0",
-            "role": "region",
-            "aria-label": caption.get_text(" ", strip=True) if caption else "Table",
-        },
+        # Focusable, so that the keyboard can scroll it too.
+        attrs={"class": "wall-table-frame", "tabindex": "0", "role": "region", "aria-label": name},
     )
     table.wrap(frame)
+    if caption:
+        # Out of the table: inside, it would be as wide as the table, and on a phone run out of sight.
+        caption.extract()
+        caption.name = "p"
+        caption["class"] = ["wall-table-title"]
+        frame.insert_before(caption)
+        table["aria-label"] = name
     below = soup.new_tag("div", attrs={"class": "wall-below"})
     button = soup.new_tag(
         "button",

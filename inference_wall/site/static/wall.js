@@ -74,16 +74,6 @@
     return JSON.parse(JSON.stringify(value));
   }
 
-  /* Plotly labels every digit of a short logarithmic axis; 1, 2, 5 are enough, and across many decades the powers alone. */
-  function tidyLogAxes(data, layout) {
-    for (const letter of ["x", "y"]) {
-      const axis = layout[letter + "axis"];
-      if (!axis || axis.type !== "log" || axis.tickvals || axis.dtick) continue;
-      const values = data.flatMap((trace) => trace[letter] || []).filter((value) => value > 0);
-      axis.dtick = Math.max(...values) / Math.min(...values) > 1000 ? 1 : "D2";
-    }
-  }
-
   /* A figure as it should be drawn at this width: on a phone the legend goes below, the hover says the series' name inside
      its box, and a finger scrolls the page instead of zooming. */
   function fitted(figure, width) {
@@ -91,7 +81,6 @@
     layout.template = template();
     layout.autosize = true;
     layout.uirevision = "keep"; // a change of theme must not undo the reader's zoom
-    tidyLogAxes(data, layout);
     if (touch.matches || width < NARROW) layout.dragmode = false;
     if (width < NARROW) {
       layout.font = { ...layout.font, size: 11 };
@@ -169,8 +158,10 @@
     return [...document.querySelectorAll('.wall-figure[data-state="drawn"]')];
   }
 
-  function redrawAll() {
-    for (const element of drawn()) drawNow(element);
+  /* Only the colours: what the reader zoomed, switched or pressed stays. */
+  function recolour() {
+    const colours = template();
+    return Promise.all(drawn().map((element) => window.Plotly.relayout(plotOf(element), { template: colours })));
   }
 
   /* ---- data as CSV ---- */
@@ -190,11 +181,16 @@
     return (text || "").replace(/<[^>]*>/g, " ").replace(/\s+/g, " ").trim();
   }
 
-  /* One row a point, in the order of the traces: the series, its coordinates, and whatever else is given point by point. */
+  /* One row a point, in the order of the traces: the series, its coordinates, and whatever else is given point by point.
+     Where a figure has several axes of a kind, a column names the axis of the point. */
   function figureRows(figure) {
     const layout = figure.layout || {};
     const meta = layout.meta || {};
-    const columns = ["series", words((layout.xaxis || {}).title) || "x", words((layout.yaxis || {}).title) || "y"];
+    const titles = (letter) => [...new Set(
+      Object.keys(layout).filter((key) => key.startsWith(letter + "axis")).map((key) => words(layout[key].title)).filter(Boolean),
+    )];
+    const several = ["x", "y"].filter((letter) => titles(letter).length > 1);
+    const columns = ["series", ...["x", "y"].map((letter) => (titles(letter).length === 1 ? titles(letter)[0] : letter))];
     const extra = [];
     const place = (name) => {
       if (!extra.includes(name)) extra.push(name);
@@ -214,6 +210,10 @@
       const length = Math.max(...["x", "y", "values"].map((key) => (Array.isArray(trace[key]) ? trace[key].length : 0)));
       for (let i = 0; i < length; i++) {
         const row = [name, (trace.x || trace.labels || [])[i] ?? i, (trace.y || trace.values || [])[i]];
+        for (const letter of several) {
+          const axis = layout[(trace[letter + "axis"] || letter).replace(letter, letter + "axis")] || {};
+          row[place(letter + " axis")] = words(axis.title);
+        }
         if (Array.isArray(trace.base)) row[place("base")] = trace.base[i];
         if (Array.isArray(trace.text)) row[place("text")] = words(trace.text[i]);
         for (const axis of ["x", "y"]) {
@@ -265,7 +265,6 @@
 
   /* ---- the page ---- */
 
-  /* Without the theme's script the page still follows the system; with it, only a choice that the reader made counts. */
   function start() {
     armButtons();
     const figures = [...document.querySelectorAll(".wall-figure")];
@@ -282,8 +281,8 @@
     }, { rootMargin: NEAR + "px 0px" });
     figures.forEach((element) => near.observe(element));
 
-    new MutationObserver(redrawAll).observe(root, { attributes: true, attributeFilter: ["data-theme"] });
-    darkSystem.addEventListener("change", redrawAll);
+    new MutationObserver(recolour).observe(root, { attributes: true, attributeFilter: ["data-theme"] });
+    darkSystem.addEventListener("change", recolour);
 
     // Plotly follows the width by itself; only the change between a phone's and a desk's arrangement needs another drawing.
     new ResizeObserver(() => {
@@ -300,7 +299,8 @@
       if (!window.Plotly) return;
       printing = true;
       root.classList.add("wall-printing");
-      for (const element of figures) {
+      recolour();
+      for (const element of figures.filter((each) => each.dataset.state !== "drawn")) {
         drawNow(element);
         finish(element);
       }
@@ -308,7 +308,7 @@
     window.addEventListener("afterprint", () => {
       printing = false;
       root.classList.remove("wall-printing");
-      redrawAll();
+      recolour();
     });
   }
 
