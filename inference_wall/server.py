@@ -259,7 +259,9 @@ def serve_argv(model: str, served_name: str, flags: dict[str, Any]) -> list[str]
 
 def _environment(extra: dict[str, str]) -> dict[str, str]:
     quiet = {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "0"), "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
-             "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+             "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
+             # The server drops an idle connection after 5 s, just when a light load wants to use it again: a lost request.
+             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600"}
     return {**os.environ, **quiet, **{name: str(value) for name, value in extra.items()}}
 
 

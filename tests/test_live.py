@@ -33,7 +33,7 @@ PATIENCE_S = 400
 def story(tmp_path_factory):
     """A repository of its own, so that neither records nor pages of this clone are touched."""
     home = tmp_path_factory.mktemp("clone")
-    for name in ("experiments", "notebooks", "book", "benchmarks/published"):
+    for name in ("experiments", "notebooks", "book", "benchmarks/published", "inference_wall/site/static"):
         shutil.copytree(REPOSITORY / name, home / name)
     for name in ("_config.yml", "_toc.yml"):
         shutil.copy(REPOSITORY / name, home / name)

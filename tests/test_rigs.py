@@ -58,7 +58,9 @@ def test_every_rig_file_loads_and_has_what_the_instrument_reads():
         assert rig.model["served_name"] and {"embedded", "path", "hub"} & set(rig.model)
         assert "trust-remote-code" not in rig.engine.get("flags", {})
         settings = rigs.settings(rig, "part_1", {})
-        assert settings["rates"] == sorted(settings["rates"]) and settings["slo"]["ttft_s"] > 0
+        asked = settings["rates"] or settings["rate_fractions"]
+        assert asked == sorted(asked) and settings["slo"]["ttft_s"] > 0
+        assert settings["rates"] or settings["calibration_prompts"] > 0
         assert settings["input_len"] + settings["output_len"] <= rig.engine["flags"]["max-model-len"]
 
 
@@ -110,3 +112,16 @@ def test_plan_is_stable_when_another_rate_is_added():
     few = {p.rate_label: p.seed for p in rigs.plan(rig, "part_1", {"rates": [1.0, 2.0]}) if p.pass_name == "measured"}
     more = {p.rate_label: p.seed for p in rigs.plan(rig, "part_1", {"rates": [1.0, 1.5, 2.0]}) if p.pass_name == "measured"}
     assert few.items() <= more.items()
+
+
+def test_rates_as_shares_of_the_ceiling_follow_the_calibration():
+    rig = rigs.load_rig("cpu")
+    first = rigs.plan(rig, "part_1", {})
+    assert [(p.pass_name, p.rate_label) for p in first] == [("cold", "inf"), ("calibration", "inf")]
+    full = rigs.plan(rig, "part_1", {}, ceiling_req_s=1.234)
+    assert [p.as_dict() for p in full[:2]] == [p.as_dict() for p in first]
+    shares = [share for share in rigs.settings(rig, "part_1", {})["rate_fractions"] if not math.isinf(share)]
+    measured = [p.request_rate for p in full if p.pass_name == "measured"]
+    assert measured == [float(f"{share * 1.234:.2g}") for share in shares] + [None]
+    assert [p.request_rate for p in full if p.pass_name == "cold"][1:] == measured[:-1]
+    assert len({p.seed for p in full}) == len(full) == len({p.index for p in full})

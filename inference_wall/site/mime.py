@@ -34,6 +34,8 @@ DEFAULT_HEIGHT = 420
 # A screen shows three digits at best; five leave room to zoom, and the page stays light.
 SIGNIFICANT_DIGITS = 5
 
+PLOTLY_TAG = re.compile(r"</?(b|i|u|s|em|sub|sup|span|a)\b[^>]*>", re.IGNORECASE)
+
 logger = logging.getLogger(__name__)
 
 
@@ -85,7 +87,9 @@ def figure_html(figure: dict) -> str:
     meta = layout.get("meta") if isinstance(layout.get("meta"), dict) else {}
     alt = meta.get("alt") or describe(traces, layout)
     csv_name = meta.get("csv") or f"{_slug(title or 'figure')}.csv"
-    payload = {"data": traces, "layout": layout}
+    # What the page says in HTML need not be in the JSON too.
+    layout.pop("meta", None)
+    payload = {"data": traces, "layout": layout, "columns": meta.get("columns", [])}
     if figure.get("frames"):
         payload["frames"] = figure["frames"]
 
@@ -170,8 +174,8 @@ def _take_title(layout: dict) -> tuple[str, str]:
 
 
 def plain(text: str) -> str:
-    """Plotly's little HTML as plain text."""
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
+    """Plotly's little HTML as plain text. Only its own tags go: in "n < 30" the sign is a sign."""
+    return " ".join(html.unescape(re.sub(PLOTLY_TAG, "", re.sub(r"<br\s*/?>", " ", text))).split())
 
 
 def describe(traces: list[dict], layout: dict) -> str:

@@ -178,14 +178,14 @@
 
   function words(title) {
     const text = typeof title === "string" ? title : (title || {}).text;
-    return (text || "").replace(/<[^>]*>/g, " ").replace(/\s+/g, " ").trim();
+    return (text || "").replace(/<br\s*\/?>/g, " ").replace(/<\/?(b|i|u|s|em|sub|sup|span|a)\b[^>]*>/gi, "")
+      .replace(/\s+/g, " ").trim();
   }
 
   /* One row a point, in the order of the traces: the series, its coordinates, and whatever else is given point by point.
      Where a figure has several axes of a kind, a column names the axis of the point. */
   function figureRows(figure) {
     const layout = figure.layout || {};
-    const meta = layout.meta || {};
     const titles = (letter) => [...new Set(
       Object.keys(layout).filter((key) => key.startsWith(letter + "axis")).map((key) => words(layout[key].title)).filter(Boolean),
     )];
@@ -223,7 +223,7 @@
         }
         const custom = (trace.customdata || [])[i];
         if (custom !== undefined) {
-          [].concat(custom).forEach((value, k) => { row[place((meta.columns || [])[k] || "detail " + (k + 1))] = value; });
+          [].concat(custom).forEach((value, k) => { row[place((figure.columns || [])[k] || "detail " + (k + 1))] = value; });
         }
         rows.push(row);
       }

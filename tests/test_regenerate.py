@@ -1,0 +1,85 @@
+"""Executing posts: a page is replaced only by a whole one."""
+
+import json
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from inference_wall import records, regenerate
+from inference_wall.errors import WallError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+HEADER = "# ---\n# jupyter:\n#   kernelspec:\n#     display_name: Python 3\n#     language: python\n#     name: python3\n# ---\n"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A repository whose only post is a notebook that the test writes."""
+    for name in ("experiments", "benchmarks/published"):
+        shutil.copytree(REPOSITORY / name, tmp_path / name)
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.setenv("WALL_ROOT", str(tmp_path))
+    monkeypatch.delenv("WALL_BENCHMARKS", raising=False)
+    return tmp_path
+
+
+def write(home, body):
+    (home / "notebooks" / "part_1.py").write_text(f'{HEADER}\n# %% tags=["parameters"]\nrig = "auto"\nscale = 1.0\nrates = ""\n\n# %%\n{body}\n')
+
+
+def test_parameters_reach_the_notebook_and_are_hidden_on_the_page(home):
+    write(home, "print(rig, scale)")
+    path = regenerate.execute("part_1", {"rig": "cpu", "scale": 0.5})
+    notebook = nbformat.read(path, as_version=4)
+    assert notebook.cells[-1].outputs[0].text == "cpu 0.5\n"
+    hidden = [cell for cell in notebook.cells if "remove-cell" in cell.metadata.get("tags", [])]
+    assert len(hidden) == 2 and "papermill" not in notebook.metadata
+    assert regenerate.is_current("part_1", None)
+    write(home, "print(rig)")
+    assert not regenerate.is_current("part_1", None)
+
+
+def test_the_same_input_gives_the_same_bytes(home):
+    write(home, "print(rig)")
+    first = regenerate.execute("part_1", {"rig": "cpu"}).read_bytes()
+    assert regenerate.execute("part_1", {"rig": "cpu"}).read_bytes() == first
+
+
+@pytest.mark.parametrize(("body", "said"), [
+    ("1 / 0", "ZeroDivisionError"),
+    ("from inference_wall.errors import WallError\nraise WallError('the disk is full', 'free some space')", "the disk is full"),
+    ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "kernel of part_1 died"),
+])
+def test_a_failed_notebook_never_replaces_the_page(home, body, said):
+    write(home, "print(1)")
+    good = regenerate.execute("part_1", {}).read_bytes()
+    write(home, body)
+    with pytest.raises(WallError) as caught:
+        regenerate.execute("part_1", {})
+    assert said in caught.value.message and caught.value.remedy
+    assert regenerate.executed("part_1").read_bytes() == good
+    assert not regenerate.is_current("part_1", None)
+
+
+def test_a_bad_parameter_starts_no_kernel(home, monkeypatch):
+    monkeypatch.setattr(regenerate, "_run", lambda *_args: pytest.fail("a kernel was started"))
+    with pytest.raises(WallError, match="did you mean 'rates'"):
+        regenerate.execute("part_1", {"rate": 1})
+
+
+def test_without_a_record_the_error_says_how_to_make_one(home):
+    write(home, "from inference_wall import post\npost.open_run('part_1', rig='cpu')")
+    with pytest.raises(WallError, match="no record of part_1") as caught:
+        regenerate.execute("part_1", {"rig": "cpu"})
+    assert "wall run part_1" in caught.value.remedy
+
+
+def test_the_page_note_says_which_record_is_shown(home):
+    note = regenerate.executed("part_1").with_suffix(".json")
+    assert regenerate.page_note("part_1") is None
+    write(home, "import os, json\nopen(os.environ['WALL_PAGE'], 'w').write(json.dumps({'run': 'x', 'rig': 'cpu'}))")
+    regenerate.execute("part_1", {"mode": "recorded"})
+    assert json.loads(note.read_text())["run"] == "x" == regenerate.page_note("part_1")["run"]
+    assert records.benchmarks() == home / "benchmarks"
