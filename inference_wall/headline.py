@@ -114,20 +114,26 @@ def _sweep(book: _Book, document: dict[str, Any], frame: pd.DataFrame) -> None:
               "at_knee": _at(finite, low), "past_knee": _at(finite, high)}
     for name, row in places.items():
         why = f"no valid {name.replace('_', ' ')} point"
-        get = (lambda column, row=row: None if row is None else row[column])
+
+        def get(column: str, row: Any = row) -> Any:
+            return None if row is None else row[column]
+
         book.put(f"{name}_rate", get("rate_label"), "req/s", reason=why)
         for latency in ("ttft", "tpot", "itl", "e2e"):
             for statistic in ("p50_ms", "p90_ms", "p99_ms", "max_ms"):
                 book.put(f"{name}_{latency}_{statistic}", get(f"{latency}_{statistic}"), "ms", n=get(f"{latency}_n"),
                          reason=why if row is None else f"n = {row[f'{latency}_n']:.0f} cannot bear it")
-        for column, unit in (("completed", "requests"), ("completed_req_s", "req/s"), ("steady_req_s", "req/s"), ("output_tok_s", "tok/s"), ("steady_output_tok_s", "tok/s"),
+        for column, unit in (("completed", "requests"), ("completed_req_s", "req/s"), ("steady_req_s", "req/s"),
+                             ("output_tok_s", "tok/s"), ("steady_output_tok_s", "tok/s"),
                              ("running_mean", "requests"), ("running_max", "requests"), ("waiting_max", "requests"), ("preemptions", "events")):
             book.put(f"{name}_{column}", get(column), unit, reason=why if row is None else "not recorded")
     steady = measured["steady_req_s"].dropna()
     book.put("ceiling_low", float(steady[measured["request_rate"] > (high or float("inf"))].min()) if high else None, "req/s", reason="no knee")
     book.put("ceiling_high", float(steady.max()) if len(steady) else None, "req/s", reason="no steady window")
 
-    value = lambda name: book.entries[name]["value"]  # noqa: E731 - shorter than eight repetitions
+    def value(name: str) -> Any:
+        return book.entries[name]["value"]
+
     cold = frame[(frame["pass"] == "cold") & (frame["request_rate"] == finite["request_rate"].min())] if len(finite) else frame.iloc[:0]
     book.put("cold_ttft_max_ms", cold.iloc[0]["ttft_max_ms"] if len(cold) else None, "ms", n=cold.iloc[0]["ttft_n"] if len(cold) else None)
     book.put("cold_requests", int(cold.iloc[0]["completed"]) if len(cold) else None, "requests")
@@ -152,7 +158,8 @@ def knee_sentence(found: dict[str, Any]) -> str:
     texts = {
         "bracketed": f"**The wall stands between {_rate(low)} and {_rate(high)} requests a second.**",
         "no knee in range": f"**No wall was found:** every offered load up to {_rate(low)} requests a second met the service level.",
-        "fails at the lowest rate": f"**Already the lightest load, {_rate(high)} requests a second, missed the service level.** The wall is below it.",
+        "fails at the lowest rate": f"**Already the lightest load, {_rate(high)} requests a second, missed the service level.** "
+                                    "The wall is below it.",
         "not monotone": f"**The wall is not sharp here:** {_rate(high)} requests a second missed the service level, yet a heavier load met it. "
                         f"The last load below it that held was {_rate(low)}.",
         "cannot judge": "**No verdict:** no point can bear the percentile of the service level, or none is valid.",
@@ -177,7 +184,10 @@ def reproduce(run: Run) -> str:
     """Commands, raw files and conditions of the run, as Markdown."""
     document, rig = run.document, run.document["rig"]["name"]
     server = document["starts"][-1]["server"] if document["starts"] else {}
-    command = " ".join(["vllm serve", *server["argv"][server["argv"].index("serve") + 1:]]) if "argv" in server else "(a server that somebody else started)"
+    if "argv" in server:
+        command = " ".join(["vllm serve", *server["argv"][server["argv"].index("serve") + 1:]])
+    else:
+        command = "(a server that somebody else started)"
     return f"""```bash
 make book                          # everything: environment, engine, this page
 wall run part_1 --rig {rig} --again   # this post only, measured anew

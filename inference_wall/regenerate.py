@@ -35,7 +35,6 @@ from .errors import WallError
 from .post import EVENTS_VARIABLE, PAGE_VARIABLE, STOP_S, Event
 
 
-
 class _LocalKernel(AsyncKernelManager):
     """The kernel talks over sockets in the file system, which no other machine and no other user can reach."""
 
@@ -60,7 +59,8 @@ def source_digest(post: str) -> str:
     """Digest of everything that decides what an executed page looks like, but for the record it shows."""
     protocol = rigs.load_protocol(post)
     package = sorted(Path(__file__).parent.glob("*.py"))
-    files = [rigs.root() / protocol.notebook, protocol.folder / "protocol.toml", *package, *sorted((records.benchmarks() / "published").rglob("*.csv"))]
+    figures = sorted((records.benchmarks() / "published").rglob("*.csv"))
+    files = [rigs.root() / protocol.notebook, protocol.folder / "protocol.toml", *package, *figures]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

@@ -159,7 +159,8 @@ def pick_rig(name: str = "auto") -> Rig:
     rigs = [load_rig(each) for each in rig_names()]
     # A rig that names the card comes before one that takes any card.
     # Random weights are for those who ask for them by name.
-    for rig in sorted((r for r in rigs if r.kind == "cuda" and r.model.get("weights") != "random"), key=lambda r: (not r.match.get("gpu_name"), r.name)):
+    candidates = [rig for rig in rigs if rig.kind == "cuda" and rig.model.get("weights") != "random"]
+    for rig in sorted(candidates, key=lambda rig: (not rig.match.get("gpu_name"), rig.name)):
         if any(_fits(rig, card) for card in cards):
             return rig
     return next(rig for rig in rigs if rig.kind == "cpu")

@@ -111,12 +111,13 @@ def setup_table(run: Any, numbers: dict[str, dict[str, Any]]) -> str:
         ("machine", machine),
         ("model", f"{document['model']['name']}, {document['model'].get('dtype', 'dtype of the checkpoint')}, "
                   f"{weights.get(document['model'].get('weights'), 'weights unknown')}"),
-        ("engine", f"vLLM {document['engine']['version']}" + ("" if document["engine"]["table_exact"] else " (flags and metrics not checked for this version)")),
+        ("engine", f"vLLM {document['engine']['version']}"
+         + ("" if document["engine"]["table_exact"] else " (flags and metrics not checked for this version)")),
         ("most requests in a step", f"{_said(numbers['max_num_seqs'])} requests"),
         ("longest request", f"{_said(numbers['max_model_len'])} tokens"),
         ("most tokens in a step", "not said" if budget is None else f"{budget:,} tokens"),
         ("chunked prefill, prefix caching", f"{_on(said.get('chunked_prefill'))}, {_on(said.get('prefix_caching'))}"),
-        ("start to first answer", f"{numbers['ready_s']['value']:.0f} s" if numbers["ready_s"]["value"] is not None else numbers["ready_s"]["reason"]),
+        ("start to first answer", numbers["ready_s"]["reason"] or f"{numbers['ready_s']['value']:.0f} s"),
     ]
     return _plain_table(["", "this run"], rows, "part_1_setup.csv")
 
@@ -129,8 +130,10 @@ def knee_table(found: dict[str, Any]) -> str:
 
 def _plain_table(heads: list[str], rows: list[tuple[str, ...]], csv: str) -> str:
     head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in heads)
-    body = "".join(f'<tr><th scope="row">{html.escape(first)}</th>' + "".join(f'<td class="text">{html.escape(str(cell))}</td>' for cell in rest) + "</tr>"
-                   for first, *rest in rows)
+    body = ""
+    for first, *rest in rows:
+        cells = "".join(f'<td class="text">{html.escape(str(cell))}</td>' for cell in rest)
+        body += f'<tr><th scope="row">{html.escape(first)}</th>{cells}</tr>'
     return f'<table class="wall-table" data-csv="{html.escape(csv, quote=True)}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 

@@ -128,8 +128,8 @@ display(figures.percentile_curves([sweep], slo=slo, knee=knee))
 #
 # "Broken" needs a definition that can be argued with. Ours is a {term}`SLO`: the p{num}`part_1.here.slo_percentile` of
 # TTFT stays within {num}`part_1.here.slo_ttft_s` s, and at least
-# {num}`part_1.here.slo_completed_percent:.0f` percent of the offered load is answered. The {term}`knee` is a bracket: the last load that met this in every repeat, and the first
-# that did not.
+# {num}`part_1.here.slo_completed_percent:.0f` percent of the offered load is answered. The {term}`knee` is a
+# bracket: the last load that met this in every repeat, and the first that did not.
 
 # %%
 display(Markdown(headline.knee_sentence(knee)))
