@@ -33,6 +33,7 @@ from .watch import Watcher
 CLOCK_ZERO = time.perf_counter()
 POINT_GRACE_S = 600.0  # a point may take this much longer than planned before the run gives up
 DISK_NEEDED_MIB = 200
+REFINEMENT_STEP = 1.5  # how far beyond a sweep without a knee the next rate lies
 
 
 class Stopped(SystemExit):
@@ -174,12 +175,23 @@ def missing_points(job: Job, draft: records.Draft) -> list[rigs.Point]:
     if last and last[0]["repeat"] + 1 < repeats:
         rate, repeat = last[0]["request_rate"], last[0]["repeat"] + 1
     elif len(refined) < job.settings.get("refinements", 0):
-        rate, repeat = stats.next_rate(records.frame_of_points(finished, job.rig.name), job.settings["slo"]), 0
+        rate, repeat = refinement(records.frame_of_points(finished, job.rig.name), job.settings["slo"]), 0
     else:
         rate = None
     if rate is None:
         return []
     return [rigs.point_at(len(finished), job.settings, job.values, "measured", repeat, rate, job.settings["num_prompts"], job.arm["name"])]
+
+
+def refinement(frame: Any, slo: dict[str, Any]) -> float | None:
+    """The rate that tells most about the knee: inside its bracket, or below or above a sweep that does not hold one; null for none."""
+    found = stats.knee(frame, slo)
+    low, high = found["bracket"]
+    if found["status"] == "fails at the lowest rate":
+        return float(f"{high / REFINEMENT_STEP:.2g}")
+    if found["status"] == "no knee in range":
+        return float(f"{low * REFINEMENT_STEP:.2g}")
+    return stats.next_rate(frame, slo)
 
 
 def ceiling(finished: list[dict[str, Any]]) -> float | None:

@@ -224,6 +224,13 @@ def test_plotly_comes_once_and_only_where_there_is_a_figure(site, open_page):
     assert tab.locator("script[src*=plotly]").count() == 0
 
 
+def test_a_figure_waits_until_the_reader_comes_near(open_page):
+    tab = open_page(POST, viewport={"width": 1280, "height": 500})
+    tab.wait_for_function("window.Plotly !== undefined")
+    tab.wait_for_timeout(1000)
+    assert tab.evaluate("[...document.querySelectorAll('.wall-figure')].at(-1).dataset.state") is None
+
+
 def colours(tab) -> dict:
     return tab.evaluate("""() => {
         const figure = document.querySelector('.wall-figure[data-state=drawn]');

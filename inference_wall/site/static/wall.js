@@ -105,7 +105,7 @@
     showSendToCloud: false,
     plotlyServerURL: "",
     showTips: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "sendChartToCloud"],
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
   };
 
   /* ---- drawing ---- */
