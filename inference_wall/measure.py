@@ -18,6 +18,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -92,6 +93,7 @@ def prepare(post: str, rig_name: str, parameters: dict[str, Any]) -> Job:
     if values.get("port") and not values.get("base_url"):
         require_free_port(values["port"])
     model = model_folder(rig)
+    _PATHS[str(Path(model).parent)] = "<models>"
     identity = {
         "post": post, "rig": rig.name, "arm": arm["name"], "settings": _strict(settings), "scale": values.get("scale"), "flags": flags,
         "model": rig.model, "model_config": config_digest(model),
@@ -155,7 +157,8 @@ def measure(request: dict[str, Any], report: Reporter) -> Path:
         _run_points(job, draft, report)
     starts = sorted(draft.folder.glob("start-*.json"))
     document = run_document(job, draft, [json.loads(path.read_text(encoding="utf-8")) for path in starts])
-    return draft.finish(document, [path.with_name(path.name.replace("start-", "server-")).with_suffix(".log") for path in starts])
+    logs = [path.with_name(path.name.replace("start-", "server-")).with_suffix(".log") for path in starts]
+    return draft.finish(document, {path.name: scrub(path.read_text(errors="replace")) for path in logs if path.is_file()})
 
 
 def missing_points(job: Job, draft: records.Draft) -> list[rigs.Point]:
@@ -269,7 +272,7 @@ def _one_point(job: Job, draft: records.Draft, number: int, server: Server | Att
     if keep:
         draft.save_point({**point.as_dict(), "start_s": round(result.start_s, 4), "end_s": round(result.end_s, 4),
                           "overhead_s": round(overhead, 3), "server_start": number, "summary": summary, "validity": validity,
-                          "bench": result.bench}, result.requests, result.chunks, metrics)
+                          "bench": scrub(result.bench)}, result.requests, result.chunks, metrics)
     report("point_done", **place, seconds=round(time.perf_counter() - entered, 1), overhead_s=round(overhead, 2),
            completed_req_s=summary["completed_req_s"], ttft_p50_ms=summary["ttft"]["p50_ms"], valid=validity["valid"],
            reasons=validity["reasons"])
@@ -334,7 +337,7 @@ def scrub(value: Any) -> Any:
     return value
 
 
-_PATHS = {str(Path(sys.prefix)): "<venv>", str(Path.home()): "~"}
+_PATHS = {str(Path(sys.prefix)): "<venv>", str(Path(sys.base_prefix)): "<python>", tempfile.gettempdir(): "<temporary>", str(Path.home()): "~"}
 
 
 def _watch_input(source: TextIO) -> None:

@@ -164,8 +164,8 @@ class Draft:
     def points(self) -> list[dict[str, Any]]:
         return [json.loads((self.folder / "points" / f"{index:04d}" / "point.json").read_text(encoding="utf-8")) for index in self.done]
 
-    def finish(self, document: dict[str, Any], logs: list[Path]) -> Path:
-        """Join the points into one sealed record, remove the draft, return the record's folder."""
+    def finish(self, document: dict[str, Any], logs: dict[str, str]) -> Path:
+        """Join the points into one sealed record, remove the draft, return the record's folder. `logs`: text by name."""
         identity = json.loads((self.folder / "identity.json").read_text(encoding="utf-8"))
         arm, short = self.folder.name.removesuffix(".partial").rsplit("-", 1)
         final = self.folder.with_name(f"{arm}-{short}-{stamp(identity['started'])}")
@@ -185,8 +185,8 @@ class Draft:
             write_json(building / "run.json", {"schema_version": SCHEMA_VERSION, "run_id": identity["run_id"],
                                                "started": identity["started"], "finished": now(), **document})
             with (building / "server.log.zst").open("wb") as sink, zstandard.ZstdCompressor(level=10).stream_writer(sink) as packer:
-                for log in logs:
-                    packer.write(f"==> {log.name} <==\n".encode() + (log.read_bytes() if log.is_file() else b""))
+                for name, text in logs.items():
+                    packer.write(f"==> {name} <==\n{text}\n".encode())
             _replace_sealed(building, final)
             shutil.rmtree(self.folder)
         return final

@@ -165,7 +165,9 @@ def test_the_last_run_takes_up_what_is_kept_and_ends_in_a_valid_record(story):
             assert checks[exact]["ok"] is True, (exact, checks[exact])
     requests, chunks = run.frame("requests"), run.frame("chunks")
     assert requests["output_tokens"].eq(32).all() and chunks["tokens"].sum() == 32 * len(requests)
-    assert str(Path.home()) not in json.dumps(run.document) and str(story.home) not in json.dumps(run.document)
+    everything = json.dumps([run.document, run.points]) + run.log()
+    for path in (str(Path.home()), str(story.home), sys.prefix, sys.base_prefix, "/tmp/"):
+        assert path not in everything, path
 
 
 def test_the_same_command_again_measures_nothing(story):

@@ -36,9 +36,7 @@ def test_a_point_and_a_run_come_back_as_they_were_written(folder):
     draft = records.Draft.open("part_1", "cpu", "default", IDENTITY)
     draft.save_point(point(0), *frames())
     draft.save_point(point(1), *frames(1))
-    log = folder / "server-0.log"
-    log.write_text("hello from the server\n")
-    path = draft.finish({"post": "part_1", "parameters": {}}, [log])
+    path = draft.finish({"post": "part_1", "parameters": {}}, {"server-0.log": "hello from the server\n"})
     assert not draft.folder.exists()
     run = records.open_run(path)
     assert [p["point"] for p in run.points] == [0, 1]
@@ -81,7 +79,7 @@ def test_another_identity_is_another_draft():
 def test_a_damaged_record_is_refused_and_passed_over(folder, damage, said):
     draft = records.Draft.open("part_1", "cpu", "default", IDENTITY)
     draft.save_point(point(0), *frames())
-    path = draft.finish({"post": "part_1"}, [])
+    path = draft.finish({"post": "part_1"}, {})
     damage(path)
     with pytest.raises(WallError) as caught:
         records.open_run(path)
@@ -93,7 +91,7 @@ def test_a_damaged_record_is_refused_and_passed_over(folder, damage, said):
 def test_a_record_of_a_newer_schema_is_refused():
     draft = records.Draft.open("part_1", "cpu", "default", IDENTITY)
     draft.save_point(point(0), *frames())
-    path = draft.finish({"schema_version": 99}, [])
+    path = draft.finish({"schema_version": 99}, {})
     with pytest.raises(WallError, match="newer than this code reads"):
         records.open_run(path)
 
@@ -123,7 +121,7 @@ def test_keep_moves_a_local_record_and_refuses_a_scaled_one(folder):
     for scale, refused in ((0.5, True), (1.0, False)):
         draft = records.Draft.open("part_1", "cpu", "default", {**IDENTITY, "scale": scale})
         draft.save_point(point(0), *frames())
-        path = draft.finish({"post": "part_1", "rig": {"name": "cpu"}, "parameters": {"scale": scale}}, [])
+        path = draft.finish({"post": "part_1", "rig": {"name": "cpu"}, "parameters": {"scale": scale}}, {})
         if refused:
             with pytest.raises(WallError, match="scale"):
                 records.keep(path)

@@ -16,6 +16,7 @@
   const NARROW = 560; // px, a phone
   const NEAR = 400; // px below the screen
   let loading = null;
+  let queue = Promise.resolve();
   let printing = false;
 
   /* ---- plotly, once ---- */
@@ -35,11 +36,9 @@
 
   /* ---- looks ---- */
 
-  function colour(name) {
-    return getComputedStyle(root).getPropertyValue("--wall-" + name).trim();
-  }
-
   function template() {
+    const style = getComputedStyle(root);
+    const colour = (name) => style.getPropertyValue("--wall-" + name).trim();
     const text = colour("text"), grid = colour("grid"), line = colour("axis"), paper = colour("paper");
     const axis = {
       color: text, gridcolor: grid, linecolor: line, zerolinecolor: line, tickcolor: line,
@@ -74,8 +73,14 @@
     return JSON.parse(JSON.stringify(value));
   }
 
+  /* Break a long text for a hover label, which plotly does not wrap. */
+  function wrapped(value) {
+    if (typeof value !== "string") return value;
+    return value.replace(/(.{20,34}?)\s+/g, "$1<br>");
+  }
+
   /* A figure as it should be drawn at this width: on a phone the legend goes below, the hover says the series' name inside
-     its box, and a finger scrolls the page instead of zooming. */
+     its box and breaks its lines, and a finger scrolls the page instead of zooming. */
   function fitted(figure, width) {
     const { data, layout } = clone(figure);
     layout.template = template();
@@ -91,6 +96,7 @@
         orientation: "h", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom",
       };
       for (const trace of data) {
+        if (trace.customdata) trace.customdata = trace.customdata.map((row) => (Array.isArray(row) ? row.map(wrapped) : wrapped(row)));
         if (trace.hovertemplate && typeof trace.hovertemplate === "string" && !trace.hovertemplate.includes("<extra>")) {
           trace.hovertemplate = (trace.name ? "<b>%{fullData.name}</b><br>" : "") + trace.hovertemplate + "<extra></extra>";
         }
@@ -133,9 +139,15 @@
     });
   }
 
-  async function draw(element) {
+  /* One after another, with a breath between: the first is on the screen before the second costs anything. */
+  function draw(element) {
     if (element.dataset.state) return;
-    element.dataset.state = "loading";
+    element.dataset.state = "waiting";
+    queue = queue.then(() => drawOne(element)).then(() => new Promise((resolve) => setTimeout(resolve)));
+  }
+
+  async function drawOne(element) {
+    if (element.dataset.state === "drawn") return; // printing came first
     try {
       await loadPlotly();
       await drawNow(element);
