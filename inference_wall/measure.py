@@ -93,7 +93,8 @@ def prepare(post: str, rig_name: str, parameters: dict[str, Any]) -> Job:
     if values.get("port") and not values.get("base_url"):
         require_free_port(values["port"])
     model = model_folder(rig)
-    _PATHS[str(Path(model).parent)] = "<models>"
+    if Path(model).is_dir():  # and not the name of a model on a hub
+        _PATHS[str(Path(model).parent)] = "<models>"
     identity = {
         "post": post, "rig": rig.name, "arm": arm["name"], "settings": _strict(settings), "scale": values.get("scale"), "flags": flags,
         "model": rig.model, "model_config": config_digest(model),
