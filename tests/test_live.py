@@ -33,8 +33,9 @@ PATIENCE_S = 400
 def story(tmp_path_factory):
     """A repository of its own, so that neither records nor pages of this clone are touched."""
     home = tmp_path_factory.mktemp("clone")
-    for name in ("experiments", "notebooks", "book", "benchmarks/published", "inference_wall/site/static"):
-        shutil.copytree(REPOSITORY / name, home / name)
+    # The package too: a folder of its name without its code, in the working folder, would hide the installed one.
+    for name in ("experiments", "notebooks", "book", "benchmarks/published", "inference_wall"):
+        shutil.copytree(REPOSITORY / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("_config.yml", "_toc.yml"):
         shutil.copy(REPOSITORY / name, home / name)
     return Story(home)
@@ -81,7 +82,6 @@ class Wall:
 
     def __init__(self, process):
         self.process, self.lines = process, []
-        self.reader = threading.Thread(target=lambda: self.lines.extend(iter(process.stdout.readline, "")), daemon=True)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
