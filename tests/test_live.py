@@ -156,7 +156,8 @@ def test_the_last_run_takes_up_what_is_kept_and_ends_in_a_valid_record(story):
     assert before > 0 and f"{before} already measured" in output
     story.assert_nobody_left()
     run = records.open_run(next((story.home / "benchmarks" / "local").glob("part_1/cpu/default-*Z")))
-    assert [point["point"] for point in run.points] == list(range(POINTS))
+    # Where even the lowest rate misses the service level, one rate below it is measured as well.
+    assert [point["point"] for point in run.points] in (list(range(POINTS)), list(range(POINTS + 1)))
     assert len(run.document["starts"]) >= 2
     assert run.document["starts"][-1]["server"]["first_text"].startswith(" Paris")
     for point in run.points:
