@@ -57,7 +57,7 @@ class Site:
         return BeautifulSoup((self.folder / page).read_text(encoding="utf-8"), "html.parser")
 
 
-@pytest.fixture(scope="session", params=["small", "real"])
+@pytest.fixture(scope="module", params=["small", "real"])
 def site(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "small":
@@ -81,7 +81,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # playwright keeps an event loop running in this thread: it must be gone before the next module
 def chromium():
     found = next((path for name in CHROMIUM if (path := shutil.which(name))), None)
     with sync_playwright() as playwright:
