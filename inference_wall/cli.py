@@ -1,6 +1,6 @@
 """`wall`: the command line. Thin on purpose: it checks, calls one function, prints, and sets the exit status.
 
-Use:    wall --help; wall run part_1; wall site; wall doctor; wall runs; wall keep RUN
+Use:    wall --help; wall run all; wall site; wall doctor; wall runs; wall keep RUN
 Not:    any measuring or rendering of its own.
 """
 
@@ -38,7 +38,9 @@ def main() -> None:
 
     \b
     wall doctor                        is this machine fit?
-    wall run part_1                    measure Part 1 here (an NVIDIA GPU if there is one, else the CPU)
+    wall run all --plan                what measuring every post here would take
+    wall run all                       measure every post here (on an NVIDIA GPU if there is one, else the CPU)
+    wall run part_1                    measure one of them
     wall site                          render every page from the records, without an engine
     wall runs                          list the records
     """
@@ -54,37 +56,59 @@ def main() -> None:
 @click.option("--again", is_flag=True, help="Measure anew although a finished record with the same parameters exists.")
 @click.option("--plan", "only_plan", is_flag=True, help="Print server starts, points and expected minutes, and start nothing.")
 def run(posts: tuple[str, ...], rig: str, base_url: str, port: str, scale: str, pairs: tuple[str, ...], again: bool, only_plan: bool) -> None:
-    """Measure POST (part_1, or all) live and execute its notebook.
+    """Measure POST (part_1 to part_5, or all) live and execute its notebook.
+
+    Posts that can use the same server share its start, so `all` is cheaper than one post after the other.
 
     Everything is checked before anything starts. An interrupted run goes on where it stopped when the same command is given
     again: only the point in flight is measured anew.
     """
-    from . import measure, rigs
+    from . import jobs, records, rigs
 
-    parameters = {"rig": rig, "base_url": base_url, "port": port, "scale": scale, **_pairs(pairs)}
-    parameters = {name: value for name, value in parameters.items() if value != ""}
+    common = {name: value for name, value in {"rig": rig, "base_url": base_url, "port": port, "scale": scale}.items() if value != ""}
     names = rigs.protocol_names() if posts == ("all",) else list(posts)
-    jobs = {name: measure.prepare(name, rig, parameters) for name in names}
+    parameters = {name: {**common, **_known(name, _pairs(pairs), alone=len(names) == 1)} for name in names}
+    prepared = {name: jobs.prepare(name, rig, parameters[name]) for name in names}
     if only_plan:
-        for name, job in jobs.items():
-            _print_plan(name, job)
+        from .planned import describe
+
+        click.echo(describe(prepared))
         return
-    for name, job in jobs.items():
-        _run_one(name, job, parameters, again)
+    since = records.now() if again else None
+    for place, name in enumerate(names):
+        _run_one(name, prepared[name], {"also": {each: parameters[each] for each in names[place + 1:]}, "since": since}, again)
+    if len(names) > 1:
+        from .planned import summary
+
+        click.echo(summary(names, prepared[names[0]][0].rig.name))
 
 
-def _run_one(name: str, job: Any, parameters: dict[str, Any], again: bool) -> None:
+def _known(post: str, given: dict[str, str], *, alone: bool) -> dict[str, str]:
+    """The given parameters that this post has. In a batch a knob of one post is none of another's; what none has is an error elsewhere."""
+    from . import rigs
+
+    if alone:
+        return given
+    everywhere = {name for each in rigs.protocol_names() for name in rigs.load_protocol(each).parameters}
+    for name in given:
+        if name not in everywhere:
+            rigs.check_parameters(rigs.load_protocol(post), {name: given[name]})
+    return {name: value for name, value in given.items() if name in rigs.load_protocol(post).parameters}
+
+
+def _run_one(name: str, prepared: list[Any], batch: dict[str, Any], again: bool) -> None:
     from . import records, regenerate
     from .progress import Progress
 
-    finished = None if again else records.find(name, job.rig.name, records.run_id(job.identity))
-    mode = "recorded" if finished else "live"
-    if finished:
-        click.echo(f"{name} on rig {job.rig.name} is already measured: {finished.name} (--again measures it anew)")
-        if regenerate.is_current(name, finished.name):
+    rig, values = prepared[0].rig.name, prepared[0].values
+    finished = [None if again else records.find(name, rig, records.run_id(job.identity)) for job in prepared]
+    runs = [run.name for run in finished if run is not None]
+    if len(runs) == len(prepared):
+        click.echo(f"{name} on rig {rig} is already measured: {', '.join(runs)} (--again measures it anew)")
+        if regenerate.is_current(name, runs):
             return
     with Progress() as show:
-        path = regenerate.execute(name, {**job.values, "rig": job.rig.name, "mode": mode}, show)
+        path = regenerate.execute(name, {**values, "rig": rig, "mode": "live"}, show, batch=batch)
     click.echo(f"executed notebook: {path}")
 
 
@@ -97,23 +121,6 @@ def _pairs(pairs: tuple[str, ...]) -> dict[str, str]:
             raise WallError(f"-p {pair!r} is not NAME=VALUE", "write it like -p rates=1,2,inf")
         split[name.strip()] = value.strip()
     return split
-
-
-def _print_plan(name: str, job: Any) -> None:
-    from . import rigs
-
-    points = rigs.plan(job.rig, name, job.values, job.arm["name"])
-    starts = 0 if job.values.get("base_url") else 1
-    click.echo(f"{name} on rig {job.rig.name} ({job.rig.title}), vLLM {job.engine.version}, {starts} server start")
-    if job.settings["rates"] is None:
-        fractions = ", ".join(f"{fraction:g}" for fraction in job.settings["rate_fractions"])
-        click.echo(f"  two floods find this machine's ceiling; then {job.settings['repeats']} x the rates {fractions} x ceiling, "
-                   f"{job.settings['num_prompts']} prompts each, cold pass first")
-    else:
-        click.echo(f"  at least {sum(point.planned_s() for point in points) / 60:.1f} minutes of arrivals")
-    for point in points:
-        click.echo(f"  {point.index:3d}  {point.pass_name:<11}  rate {point.rate_label:>5}  {point.num_prompts:5d} prompts of "
-                   f"{point.input_len} in / {point.output_len} out  repeat {point.repeat}")
 
 
 @main.command()

@@ -113,7 +113,7 @@ LOG_FACTS: dict[str, tuple[tuple[str, Callable[[str], Any]], ...]] = {
     "gdn_prefill_kernel": ((r"Using (\S+) GDN prefill kernel", str),),
     "quantization_kernel": (
         (r"Using (\w+) for (?:\w*(?:AWQ|GPTQ|Marlin)\w*|CompressedTensors\w+)", str),
-        (r"Using (\w+) for mixed-precision linear", str),
+        (r"(?:Using|Selected) (\w+) for (?:mixed-precision linear|CompressedTensors\w+)", str),
     ),
     "weights_gib": ((r"Model loading took ([\d.]+) GiB", float),),
     "model_load_s": ((r"Model loading took [\d.]+ GiB(?: memory)? and ([\d.]+) seconds", float),),
@@ -269,6 +269,26 @@ FAILURES: tuple[tuple[str, str, str], ...] = (
     ),
 )
 
+# Causes above that lie in the machine, not in what was asked of the engine: the same arm may well start elsewhere, or later.
+MACHINE_CAUSES = frozenset({
+    "the port is in use by another process",
+    "the disk (or /dev/shm) is full",
+    "the KV cache is to take {1} GiB, but {0} GiB of memory are free",
+    "the weights leave no memory for the KV cache",
+    "only {0} of {1} GiB of GPU memory are free",
+    "torchvision does not match this torch",
+    "the engine lacks its own package name, vllm",
+    "there is no model folder {0}",
+    "the model cannot be had from the hub",
+    "the model folder is incomplete or damaged",
+    "the NVIDIA driver is too old for this torch",
+    "this vLLM needs an NVIDIA GPU with its driver and finds none",
+    "the GPU's memory is full",
+    "the machine's memory is full",
+    "too many files are open",
+    "the package {0} is missing",
+})
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -342,6 +362,17 @@ class Engine:
                 groups = [group.strip() for group in match.groups() if group]
                 return cause.format(*groups), remedy.format(*groups)
         return None
+
+    def last_error(self, log_tail: str) -> str | None:
+        """The last exception of the engine's own in a log, without its stack; None where there is none."""
+        found = re.findall(r"\b([A-Z]\w*(?:Error|Exception)): (.+)", COLOUR.sub("", log_tail))
+        telling = [f"{name}: {text.strip()}" for name, text in found if "Engine core initialization failed" not in text and "EngineDead" not in name]
+        return telling[-1][:300] if telling else None
+
+    def blames_machine(self, log_tail: str) -> bool:
+        """Whether the first known failure in the log lies in the machine (port, disk, memory, driver) and not in what was asked."""
+        text = COLOUR.sub("", log_tail)
+        return next((cause in MACHINE_CAUSES for pattern, cause, _ in FAILURES if re.search(pattern, text)), False)
 
 
 def engine(version: str, distribution: str = "vllm") -> Engine:

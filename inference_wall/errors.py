@@ -32,6 +32,18 @@ class WallError(Exception):
         return "\n".join(lines)
 
 
+class EngineRefused(WallError):
+    """The engine cannot do what one arm asks of it, for a reason that lies in the flags or the model: a result, not a mishap.
+
+    `reason` is the cause alone, fit for a page; `message` adds where to look.
+    """
+
+    def __init__(self, reason: str, message: str, remedy: str = ""):
+        super().__init__(message, remedy)
+        self.args = (reason, message, remedy)
+        self.reason = _one_line(reason)
+
+
 def _one_line(text: str) -> str:
     """Fold all white space, so that a message built from a log never spills over its line."""
     return " ".join(str(text).split())

@@ -1,26 +1,28 @@
-"""Headline numbers: a record to named numbers for the prose.
+"""Headline numbers: records to named numbers for the prose.
 
-What:   `numbers(run)` gives every number that a post's sentences use, as `{name: {value, unit, n, run, source, reason}}`.
+What:   `Book` collects named numbers of one run; `setup` and `bound` put in those that every post needs; `collect` asks each post's own module
+        (`part_1` ... `part_5`) for its numbers and joins them with the published ones.
 Why:    no number in a sentence is typed by hand. The site writes them to `build/numbers.json`; the role ``{num}`part_1.here.knee_low` ``
         puts them into a sentence. A number that was not measured is null with a reason, and the page says so.
-Use:    numbers(run) -> names without prefix; `collect(pages)` -> the whole file's content
-Not:    the published rig's numbers (`published.numbers`).
+Use:    book = Book(run); setup(book); book.put("hurt_tokens", 12, "tokens", n=240); `collect(pages)` -> the whole file's content
+Not:    what a post says of its records (`part_1` ... `part_5`), the published rig's numbers (`published_numbers`).
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pandas as pd
 
-from . import published, records
+from . import arms, published, records
+from .arms import ArmSet
 from .records import Run
-from .stats import knee
 
 GIB = 2**30
 
 
-class _Book:
+class Book:
     """Collects numbers of one run; a null value must say why."""
 
     def __init__(self, run: Run):
@@ -38,23 +40,10 @@ class _Book:
         self.put(name, over / under if over is not None and under else None, unit, reason="one of its two numbers was not measured")
 
 
-def numbers(run: Run) -> dict[str, dict[str, Any]]:
-    """All named numbers of a run of Part 1. Units are in the entries; times in ms, rates in requests or tokens per second."""
-    book = _Book(run)
-    document, frame = run.document, records.points_frame(run)
-    _setup(book, document, frame)
-    _bound(book, document)
-    _sweep(book, document, frame)
-    return book.entries
-
-
-def said(run: Run) -> dict[str, Any]:
-    """What the server said at its last start: canonical names of `engines.Engine.parse_log`."""
-    return run.document["starts"][-1]["server"].get("said", {}) if run.document["starts"] else {}
-
-
-def _setup(book: _Book, document: dict[str, Any], frame: pd.DataFrame) -> None:
-    facts, start = said(book.run), document["starts"][-1] if document["starts"] else {}
+def setup(book: Book) -> None:
+    """Machine, model, engine and limits of the book's run: what every post's setup section names."""
+    document, frame = book.run.document, records.points_frame(book.run)
+    facts, start = book.run.said, document["starts"][-1] if document["starts"] else {}
     quiet = "the server's log did not say"
     for name, unit in (("kv_cache_tokens", "tokens"), ("max_concurrency", "x"), ("max_concurrency_tokens", "tokens"), ("block_size", "tokens"),
                        ("max_num_batched_tokens", "tokens")):
@@ -67,149 +56,80 @@ def _setup(book: _Book, document: dict[str, Any], frame: pd.DataFrame) -> None:
     book.put("rig_title", document["rig"]["title"])
     book.put("model_name", document["model"]["name"])
     book.put("engine_version", document["engine"]["version"])
-    settings = document["settings"]
-    for name, unit in (("input_len", "tokens"), ("output_len", "tokens"), ("num_prompts", "requests"), ("repeats", "repeats")):
-        book.put(name, settings[name], unit)
-    per_request = settings["input_len"] + settings["output_len"]
-    book.put("request_tokens", per_request, "tokens")
-    room = facts["kv_cache_tokens"] // per_request if "kv_cache_tokens" in facts else None
-    book.put("room_requests", room, "requests", reason=quiet)
+    book.put("repeats", document["settings"].get("repeats", 1), "repeats")
     book.put("points", len(frame), "points")
-    book.put("invalid_points", int((~frame["valid"].astype(bool)).sum()), "points")
+    book.put("invalid_points", int((~frame["valid"].astype(bool)).sum()) if len(frame) else 0, "points")
     overheads = [point["overhead_s"] for point in book.run.points]
     book.put("overhead_median_s", float(pd.Series(overheads).median()), "s", n=len(overheads))
 
 
-def _bound(book: _Book, document: dict[str, Any]) -> None:
-    """Bytes over bandwidth: no step can be faster than one stream of the weights."""
+def bound(book: Book) -> None:
+    """Bytes over bandwidth: no step can be faster than one stream of the weights. Needs `setup` before it."""
+    document = book.run.document
     bandwidth = document["starts"][-1].get("bandwidth", {}) if document["starts"] else {}
     copy = book.put("copy_bandwidth_gb_s", bandwidth.get("copy_gb_s"), "GB/s")
     read = book.put("read_bandwidth_gb_s", bandwidth.get("read_gb_s"), "GB/s")
     best = book.put("best_bandwidth_gb_s", max((value for value in (copy, read) if value), default=None), "GB/s")
     weights = book.entries["weights_gb"]["value"]
-    bound = weights / best * 1e3 if weights and best else None
-    book.put("stream_ms", bound, "ms", reason="weights or bandwidth were not measured")
-    book.put("stream_tok_s", 1e3 / bound if bound else None, "tok/s", reason="weights or bandwidth were not measured")
-    output = document["settings"]["output_len"]
-    seats = book.entries["max_num_seqs"]["value"]
-    book.put("bound_req_s", seats * 1e3 / bound / output if bound and seats else None, "req/s", reason="needs a bandwidth and a cap")
+    stream_ms = weights / best * 1e3 if weights and best else None
+    book.put("stream_ms", stream_ms, "ms", reason="weights or bandwidth were not measured")
+    book.put("stream_tok_s", 1e3 / stream_ms if stream_ms else None, "tok/s", reason="weights or bandwidth were not measured")
 
 
-def _sweep(book: _Book, document: dict[str, Any], frame: pd.DataFrame) -> None:
-    measured = frame[(frame["pass"] == "measured") & frame["valid"].astype(bool)]
-    slo = document["settings"]["slo"]
-    book.put("slo_ttft_s", slo.get("ttft_s"), "s")
-    book.put("slo_percentile", slo.get("ttft_percentile"), "")
-    book.put("slo_completed_percent", 100 * slo["completed_ratio"] if "completed_ratio" in slo else None, "%")
-    found = knee(frame, slo)
-    low, high = found["bracket"]
-    book.put("knee_status", found["status"])
-    book.put("knee_low", low, "req/s", reason=found["status"])
-    book.put("knee_high", high, "req/s", reason=found["status"])
-
-    finite = measured[measured["request_rate"] != float("inf")].sort_values("request_rate")
-    flood = measured[measured["request_rate"] == float("inf")]
-    places = {"lightest": finite.iloc[0] if len(finite) else None, "heaviest": finite.iloc[-1] if len(finite) else None,
-              "flood": flood.iloc[0] if len(flood) else None,
-              "at_knee": _at(finite, low), "past_knee": _at(finite, high)}
-    for name, row in places.items():
-        why = f"no valid {name.replace('_', ' ')} point"
-
-        def get(column: str, row: Any = row) -> Any:
-            return None if row is None else row[column]
-
-        book.put(f"{name}_rate", get("rate_label"), "req/s", reason=why)
-        for latency in ("ttft", "tpot", "itl", "e2e"):
-            for statistic in ("p50_ms", "p90_ms", "p99_ms", "max_ms"):
-                book.put(f"{name}_{latency}_{statistic}", get(f"{latency}_{statistic}"), "ms", n=get(f"{latency}_n"),
-                         reason=why if row is None else f"n = {row[f'{latency}_n']:.0f} cannot bear it")
-        for column, unit in (("completed", "requests"), ("completed_req_s", "req/s"), ("steady_req_s", "req/s"),
-                             ("output_tok_s", "tok/s"), ("steady_output_tok_s", "tok/s"),
-                             ("running_mean", "requests"), ("running_max", "requests"), ("waiting_max", "requests"), ("preemptions", "events")):
-            book.put(f"{name}_{column}", get(column), unit, reason=why if row is None else "not recorded")
-    steady = measured["steady_req_s"].dropna()
-    book.put("ceiling_low", float(steady[measured["request_rate"] > (high or float("inf"))].min()) if high else None, "req/s", reason="no knee")
-    book.put("ceiling_high", float(steady.max()) if len(steady) else None, "req/s", reason="no steady window")
-
-    def value(name: str) -> Any:
-        return book.entries[name]["value"]
-
-    cold = frame[(frame["pass"] == "cold") & (frame["request_rate"] == finite["request_rate"].min())] if len(finite) else frame.iloc[:0]
-    book.put("cold_ttft_max_ms", cold.iloc[0]["ttft_max_ms"] if len(cold) else None, "ms", n=cold.iloc[0]["ttft_n"] if len(cold) else None)
-    book.put("cold_requests", int(cold.iloc[0]["completed"]) if len(cold) else None, "requests")
-    book.ratio("tpot_over_stream", value("lightest_tpot_p50_ms"), value("stream_ms"))
-    book.ratio("tpot_growth", value("flood_tpot_p50_ms"), value("lightest_tpot_p50_ms"))
-    book.ratio("ttft_growth", value("heaviest_ttft_p50_ms"), value("lightest_ttft_p50_ms"))
-    flood, bound = value("flood_steady_req_s"), value("bound_req_s")
-    book.put("flood_of_bound_percent", 100 * flood / bound if flood and bound else None, "%", reason="one of its two numbers was not measured")
+# --- text that every post needs -----------------------------------------------------------------------------------
 
 
-def _at(rows: pd.DataFrame, rate: float | None) -> pd.Series | None:
-    chosen = rows[rows["request_rate"] == rate] if rate is not None else rows.iloc[:0]
-    return chosen.iloc[0] if len(chosen) else None
-
-
-# --- sentences whose words depend on the data ---------------------------------------------------------------------
-
-
-def knee_sentence(found: dict[str, Any]) -> str:
-    """The result of `stats.knee` as Markdown, whichever way it came out."""
-    low, high = found["bracket"]
-    texts = {
-        "bracketed": f"**The wall stands between {_rate(low)} and {_rate(high)} requests a second.**",
-        "no knee in range": f"**No wall was found:** every offered load up to {_rate(low)} requests a second met the service level.",
-        "fails at the lowest rate": f"**Already the lightest load, {_rate(high)} requests a second, missed the service level.** "
-                                    "The wall is below it.",
-        "not monotone": f"**The wall is not sharp here:** {_rate(high)} requests a second missed the service level, yet a heavier load met it. "
-                        f"The last load below it that held was {_rate(low)}.",
-        "cannot judge": "**No verdict:** no point can bear the percentile of the service level, or none is valid.",
-    }
-    notes = [note for note in found["notes"] if note]
-    return texts[found["status"]] + (f" ({'; '.join(notes)}.)" if notes else "")
-
-
-def _rate(rate: float | None) -> str:
-    return "none" if rate is None else f"{rate:g}"
-
-
-def point_for_timeline(run: Run, found: dict[str, Any]) -> dict[str, Any]:
-    """The point to draw request by request: the first rate past the knee, else the heaviest finite one, else any."""
-    points = [point for point in run.points if point["pass"] == "measured"] or run.points
-    finite = [point for point in points if point["request_rate"] is not None]
-    past = [point for point in finite if point["request_rate"] == found["bracket"][1]]
-    return (past or sorted(finite, key=lambda point: point["request_rate"])[-1:] or points)[0]
-
-
-def reproduce(run: Run) -> str:
-    """Commands, raw files and conditions of the run, as Markdown."""
-    document, rig = run.document, run.document["rig"]["name"]
-    server = document["starts"][-1]["server"] if document["starts"] else {}
-    if "argv" in server:
-        command = " ".join(["vllm serve", *server["argv"][server["argv"].index("serve") + 1:]])
-    else:
-        command = "(a server that somebody else started)"
+def reproduce(found: ArmSet) -> str:
+    """Commands, raw files and conditions of the records on a page, as Markdown."""
+    run = found.first
+    document, post = run.document, found.post
+    took = arms.accounting(found)
+    scale = document["parameters"].get("scale") or 1.0
+    commands = [command for command in (_command(each) for each in found.testable.values()) if command]
+    servers = "\n".join(commands) or "(a server that somebody else started)"
+    names = ", ".join(f"`{each.name}`" for each in found)
     return f"""```bash
-make book                          # everything: environment, engine, this page
-wall run part_1 --rig {rig} --again   # this post only, measured anew
+make book                              # everything: environment, engine, every post, the site
+wall run {post} --rig {found.rig} --again   # this post only, measured anew
+wall run {post} --rig {found.rig} --plan    # what that would do, without starting anything
 ```
 
-This page shows the record `{run.name}`: vLLM {document['engine']['version']}, started {document['started']}, {len(run.points)} points.
-Its raw files (every request, every streamed chunk, the server's counters and log) are on the [provenance page](../pages/provenance.md).
-The server was
+This page shows {names}: vLLM {document['engine']['version']}, started {document['started']}, {took['points']} points at scale {scale:g}.
+{_time(took)} Their raw files (every request, every streamed chunk, the server's counters, log and trace) are on the
+[provenance page](../pages/provenance.md). The {"servers were" if len(commands) > 1 else "server was"}
 
 ```text
-{command}
+{servers}
 ```
 """
 
 
-def collect(pages: dict[str, Run]) -> dict[str, dict[str, Any]]:
-    """The content of `build/numbers.json`: published numbers, every rig's newest record, and `<post>.here` for the record a page shows."""
+def _command(run: Run) -> str | None:
+    server = run.document["starts"][-1]["server"] if run.document["starts"] else {}
+    if "argv" not in server:
+        return None
+    argv = server["argv"][server["argv"].index("serve") + 1:]
+    if "--profiler-config" in argv:  # a folder of the machine that ran it
+        place = argv.index("--profiler-config")
+        argv = argv[:place] + argv[place + 2:]
+    return " ".join(["vllm serve", *argv])
+
+
+def _time(took: dict[str, Any]) -> str:
+    if not took["starts"]:
+        return f"Load took {took['load_s'] / 60:.1f} minutes."
+    return (f"{took['starts']} server start{'s' if took['starts'] > 1 else ''} took {took['start_s'] / 60:.1f} minutes (other posts may share them), "
+            f"load {took['load_s'] / 60:.1f}.")
+
+
+def collect(pages: dict[str, ArmSet]) -> dict[str, dict[str, Any]]:
+    """The content of `build/numbers.json`: published numbers, every rig's newest records, and `<post>.here` for those that a page shows."""
     entries = dict(published.numbers())
     for post, shown in pages.items():
-        rigs = sorted({path.parent.name for path in records.record_folders(post)})
-        runs = {rig: records.newest(post, rig) for rig in rigs} | {"here": shown}
-        for place, run in runs.items():
-            if run is not None:
-                entries |= {f"{post}.{place}.{name}": entry for name, entry in numbers(run).items()}
+        module = importlib.import_module(f"inference_wall.{post}")
+        entries |= {f"published.a10g.{name}": entry for name, entry in module.published().items()}
+        measured = sorted({path.parent.name for path in records.record_folders(post)})
+        for place, found in {**{rig: arms.newest(post, rig) for rig in measured}, "here": shown}.items():
+            if found is not None and found.testable:
+                entries |= {f"{post}.{place}.{name}": entry for name, entry in module.numbers(found).items()}
     return entries

@@ -9,7 +9,7 @@ Why:    as a subprocess a point pays 10 to 30 s of imports. And the result file 
         * the request function and `StreamedResponseHandler.add_chunk`: each message is noted with its time of arrival and
           read only after the point, so that the client stays as light as it was.
 Use:    bench = BenchServe(base_url, model_folder, served_name); result = bench.run(point)   (see `measure`)
-Not:    the server's side (`watch`), summaries (`stats`). Closed loops and injected prompts are other modules' work.
+Not:    the server's side (`watch`), summaries (`stats`), streams and injected prompts of our own timing (`probe`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 
 from .errors import WallError
-from .rigs import Point
+from .plans import Point
 from .samples import UNIT_S
 
 BACKEND = "openai"
@@ -98,6 +98,7 @@ class BenchServe:
             "--dataset-name", "random", "--random-input-len", str(point.input_len), "--random-output-len", str(point.output_len),
             "--random-range-ratio", "0", "--num-prompts", str(point.num_prompts), "--request-rate", rate, "--seed", str(point.seed),
             "--ignore-eos", "--temperature", "0", "--ready-check-timeout-sec", "0", "--num-warmups", "0", "--disable-tqdm",
+            *(["--max-concurrency", str(point.max_concurrency)] if point.max_concurrency else []),
             "--save-detailed", "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99",
             "--extra-body", json.dumps(STREAM_OPTIONS)])
 
@@ -121,7 +122,10 @@ class BenchServe:
                 raise WallError(f"vllm bench serve refused the point at rate {point.rate_label}: {problem}",
                                 "check the rig's input_len and output_len against its max-model-len") from problem
             end = time.perf_counter()
-        requests, chunks = frames(taps, schedule["zero"] + schedule["offsets"], self.clock_zero)
+        # A closed loop has no schedule: a request is due when a seat is free.
+        intended = None if point.max_concurrency else schedule["zero"] + schedule["offsets"]
+        requests, chunks = frames(taps, intended, self.clock_zero)
+        requests = requests.assign(asked_prompt_tokens=point.input_len)
         detail = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors", "e2els", "latencies")
         plain = {key: value for key, value in bench.items() if key not in detail and isinstance(value, str | int | float | None)}
         zero = schedule["zero"] - self.clock_zero
@@ -187,8 +191,11 @@ def arrival_offsets(count: int, request_rate: float, burstiness: float, random_s
     return offsets * (count / request_rate / offsets[-1])
 
 
-def frames(taps: list[_Tap], intended_s: np.ndarray, clock_zero: float) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Taps to the two frames of the record (see docs/decisions/0001): requests and chunks, times in 10 us."""
+def frames(taps: list[_Tap], intended_s: np.ndarray | None, clock_zero: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Taps to the two frames of the record (see docs/decisions/0001): requests and chunks, times in 10 us.
+
+    `intended_s`: when each request was due, in `perf_counter` seconds; null where it was due the moment it was sent.
+    """
 
     def ticks(seconds: float) -> int:
         return round((seconds - clock_zero) / UNIT_S)
@@ -201,7 +208,8 @@ def frames(taps: list[_Tap], intended_s: np.ndarray, clock_zero: float) -> tuple
         complete = output is not None and output.success and tokens > 0
         early = complete and tokens < tap.expected_tokens
         rows.append({
-            "request": number, "intended": ticks(intended_s[number]), "sent": ticks(sent) if sent else None,
+            "request": number, "role": "load", "intended": ticks(intended_s[number]) if intended_s is not None else ticks(sent) if sent else None,
+            "sent": ticks(sent) if sent else None, "asked_output_tokens": tap.expected_tokens,
             "first_token": ticks(chunks[0][0]) if chunks else None, "end": ticks(chunks[-1][0]) if chunks else None,
             "prompt_tokens": output.prompt_len if output is not None else None, "output_tokens": tokens,
             "outcome": "cancelled" if output is None else "completed" if complete and not early else "failed",
@@ -209,7 +217,7 @@ def frames(taps: list[_Tap], intended_s: np.ndarray, clock_zero: float) -> tuple
                      f"{tokens} of {tap.expected_tokens} tokens" if early else (output.error.strip().splitlines() or [""])[-1] or None,
         })
         chunk_rows += [(number, ticks(moment), count) for moment, count in chunks]
-    requests = pd.DataFrame(rows).astype({name: "Int64" for name in ("sent", "first_token", "end", "prompt_tokens")})
+    requests = pd.DataFrame(rows).astype({name: "Int64" for name in ("intended", "sent", "first_token", "end", "prompt_tokens")})
     return requests, pd.DataFrame(chunk_rows, columns=["request", "time", "tokens"])
 
 

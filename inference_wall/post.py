@@ -1,9 +1,9 @@
 """What a post's notebook calls: run or read, then look.
 
-What:   `open_run` gives the record that a page is about: the newest one (`mode = "recorded"`), or one measured now
+What:   `open_runs` gives the records that a page is about, one an arm: the newest ones (`mode = "recorded"`), or measured now
         (`mode = "live"`) by the measure process, whose progress it shows.
 Why:    a notebook should read like the post: open the run, show a table, show a figure. Servers and clean-up are elsewhere.
-Use:    run = open_run("part_1", rig="auto", mode="recorded")
+Use:    arms = open_runs("part_2", rig="auto", mode="recorded"); arms.first where there is but one
 Not:    how a run is measured (`measure`), what is drawn (`figures`), the named numbers of the prose (`headline`).
 """
 
@@ -17,18 +17,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import records, rigs
+from . import arms, records, rigs
+from .arms import ArmSet
 from .errors import WallError
 
 # Set by `regenerate`: where to append the measure process's reports, and where to note which record the page shows.
 EVENTS_VARIABLE, PAGE_VARIABLE = "WALL_EVENTS", "WALL_PAGE"
+# ... what a batch of posts shares, as JSON: {"also": {post: parameters}, "since": ISO time or null}; and whether local records count.
+BATCH_VARIABLE, COMMITTED_VARIABLE = "WALL_BATCH", "WALL_COMMITTED"
 STOP_S = 60.0
 
 Event = dict[str, Any]
 
 
-def open_run(post: str, *, rig: str = "auto", mode: str = "recorded", **parameters: Any) -> records.Run:
-    """The record for a page. `parameters` are those of the post's protocol; an unknown one is an error at once.
+def open_runs(post: str, *, rig: str = "auto", mode: str = "recorded", **parameters: Any) -> ArmSet:
+    """The records for a page, one an arm. `parameters` are those of the post's protocol; an unknown one is an error at once.
 
     Raises WallError when there is no record to read, or with what went wrong in a live run.
     """
@@ -37,32 +40,46 @@ def open_run(post: str, *, rig: str = "auto", mode: str = "recorded", **paramete
     if values["mode"] == "live":
         show = _forward if os.environ.get(EVENTS_VARIABLE) else _Line()
         chosen = rigs.pick_rig(values["rig"])
-        run = records.open_run(measure(post, chosen.name, {**parameters, "mode": mode}, show))
+        batch = json.loads(os.environ.get(BATCH_VARIABLE) or "{}")
+        # Outside a batch whoever executes a notebook live wants it measured now.
+        since = batch["since"] if batch else records.now()
+        found = arms.of_runs(records.open_run(path) for path in
+                             measure(post, chosen.name, {**parameters, "mode": mode}, show, also=batch.get("also", {}), since=since))
     else:
-        run = recorded(post, values["rig"])
+        found = recorded(post, values["rig"], committed_only=bool(os.environ.get(COMMITTED_VARIABLE)))
     page = os.environ.get(PAGE_VARIABLE)
     if page:
-        records.write_json(Path(page), {"post": post, "rig": run.document["rig"]["name"], "run": run.name, "local": run.is_local})
-    return run
+        records.write_json(Path(page), page_facts(found))
+    return found
 
 
-def recorded(post: str, rig: str = "auto") -> records.Run:
-    """The newest whole record: of the named rig, or for `auto` of this machine's rig, else of any rig that has one."""
+def page_facts(found: ArmSet) -> dict[str, Any]:
+    """Which records a page shows: what `regenerate` keeps beside an executed notebook."""
+    return {"post": found.post, "rig": found.rig, "runs": [run.name for run in found], "local": any(run.is_local for run in found)}
+
+
+def recorded(post: str, rig: str = "auto", committed_only: bool = False) -> ArmSet:
+    """The newest whole records: of the named rig, or for `auto` of this machine's rig, else of any rig that has some."""
     if rig != "auto":
         names = [rig]
     else:
-        measured = sorted({path.parent.name for path in records.record_folders(post)})
+        measured = sorted({path.parent.name for path in records.record_folders(post, committed_only=committed_only)})
         here = rigs.pick_rig("auto").name
         names = [here, *(name for name in measured if name != here)]
     for name in names:
-        run = records.newest(post, name)
-        if run is not None:
-            return run
-    raise WallError(f"there is no record of {post} on rig {rig}", f"measure one: wall run {post} --rig {rig}")
+        found = arms.newest(post, name, committed_only)
+        if found is not None and found.testable:
+            return found
+    which = "committed record" if committed_only else "record"
+    raise WallError(f"there is no {which} of {post} on rig {rig}", f"measure one: wall run {post} --rig {rig}"
+                    + (", then wall keep" if committed_only else ""))
 
 
-def measure(post: str, rig: str, parameters: dict[str, Any], show: Callable[[Event], None]) -> Path:
-    """Run the measure process to its end and return the record's folder; `show` gets each of its reports.
+def measure(post: str, rig: str, parameters: dict[str, Any], show: Callable[[Event], None], *, also: dict[str, dict[str, Any]] | None = None,
+            since: str | None = None) -> list[Path]:
+    """Run the measure process to its end and return the records' folders, one an arm; `show` gets each of its reports.
+
+    `also`: posts with their parameters whose arms may ride along on the same servers. `since`: see `records.find`.
 
     The process holds our end of a pipe: if this process dies, however it dies, the pipe closes and the server is stopped.
     """
@@ -70,7 +87,8 @@ def measure(post: str, rig: str, parameters: dict[str, Any], show: Callable[[Eve
                                stderr=_error_log(), text=True, start_new_session=True, cwd=rigs.root())
     last: Event = {}
     try:
-        process.stdin.write(json.dumps({"post": post, "rig": rig, "parameters": parameters}) + "\n")
+        request = {"post": post, "rig": rig, "parameters": parameters, "also": also or {}, "since": since}
+        process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
         for line in process.stdout:
             last = json.loads(line)
@@ -89,7 +107,7 @@ def measure(post: str, rig: str, parameters: dict[str, Any], show: Callable[[Eve
     if last.get("event") != "done":
         raise WallError(f"the measure process ended with status {process.returncode} before it was done. {_error_tail()}",
                         "run the same command again: finished points are kept")
-    return Path(last["run"])
+    return [Path(path) for path in last["runs"]]
 
 
 def _error_path() -> Path:
@@ -116,19 +134,19 @@ def describe(event: Event) -> str | None:
     match event["event"]:
         case "plan":
             kept = f", {event['kept']} already measured" if event["kept"] else ""
-            return f"{event['post']} on rig {event['rig']}: {event['points']} points{kept}, about {event['seconds']} s of load"
+            return f"{event['points']} points{kept} in {len(event['jobs'])} arms"
         case "note":
             return event["text"]
         case "server" if event["state"] == "starting":
-            return f"starting the server (log: {event['log']})"
+            return f"starting the server for {', '.join(event['arms'])} (log: {event['log']})"
         case "server":
             return "the server is ready" + (f" after {event['seconds']:.0f} s" if event.get("seconds") else "")
         case "point_done":
             invalid = "" if event["valid"] else f"; not valid: {', '.join(event['reasons'])}"
             rate = event["completed_req_s"]
-            return (f"{event['pass']} pass, rate {event['rate']}: " + (f"{rate:.2f} requests/s" if rate is not None else "no request completed")
-                    + f" in {event['seconds']:.0f} s{invalid}")
-        case "done":
+            return (f"{event['arm']}, {event['pass']} pass, {event['label']}: "
+                    + (f"{rate:.2f} requests/s" if rate is not None else "no request completed") + f" in {event['seconds']:.0f} s{invalid}")
+        case "sealed":
             return f"record: {event['run']}"
     return None
 

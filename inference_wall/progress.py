@@ -1,6 +1,6 @@
 """Progress of a live run in a terminal: a bar on a screen, plain lines in a log.
 
-What:   `Progress` takes the reports of the measure process and shows the point, its rate, elapsed time and time left.
+What:   `Progress` takes the reports of the measure process and shows the point, elapsed time and time left.
 Why:    a run takes minutes to an hour; whoever waits should see that it moves and when it ends.
 Use:    with Progress() as show: regenerate.execute(post, parameters, show)
 Not:    progress inside a notebook (`post`).
@@ -16,7 +16,7 @@ from .post import Event, describe
 
 
 class Progress:
-    """Call it with events. The bar advances in planned seconds of load, so that its time left is worth reading."""
+    """Call it with events. The bar advances in points, of all arms that this run still measures."""
 
     def __init__(self) -> None:
         self._console = rich.console.Console(stderr=True)
@@ -39,13 +39,14 @@ class Progress:
             self._bars.console.print(text, highlight=False, soft_wrap=True)
         match event["event"]:
             case "server" if event["state"] == "starting":
-                self._task = self._bars.add_task("starting the server", total=None)
+                self._task = self._bars.add_task("", total=None) if self._task is None else self._task
+                self._bars.update(self._task, description="starting the server")
             case "plan" if self._task is not None:
                 self._points = event["kept"]
                 self._bars.update(self._task, total=event["points"], completed=self._points)
             case "point" if self._task is not None:
                 self._point = event
-                self._bars.update(self._task, description=f"{event['pass']} pass, rate {event['rate']}")
+                self._bars.update(self._task, description=f"{event['arm']}: {event['pass']} pass, {event['label']}")
             case "progress" if self._task is not None and self._point:
                 self._bars.update(self._task, completed=self._points + event["done"] / self._point["prompts"])
             case "point_done" if self._task is not None and event["pass"] != "warm-up":

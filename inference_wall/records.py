@@ -34,14 +34,18 @@ from .stats import LATENCIES
 
 SCHEMA_VERSION = 1
 SEAL = "COMPLETE"
+TRACE = "trace.json.gz"  # in the folder of a point; in a record it carries the point's number
 STATISTICS = ("n", "mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms")
 # The parts of the instrument that decide what a record says. Figures, prose and the site do not.
-INSTRUMENT = ("engines", "load", "measure", "percentiles", "records", "rigs", "samples", "server", "stats", "watch")
+INSTRUMENT = ("engines", "jobs", "load", "measure", "percentiles", "plans", "probe", "quality", "quantized", "records", "rigs", "samples", "server",
+              "stats", "watch")
 
 _SCHEMAS = {
     "requests": pa.schema([
-        ("point", pa.int16()), ("request", pa.int32()), ("intended", pa.int64()), ("sent", pa.int64()), ("first_token", pa.int64()),
-        ("end", pa.int64()), ("prompt_tokens", pa.int32()), ("output_tokens", pa.int32()), ("outcome", pa.string()), ("error", pa.string())]),
+        ("point", pa.int16()), ("request", pa.int32()), ("role", pa.string()), ("stream", pa.int16()), ("round", pa.int16()),
+        ("intended", pa.int64()), ("sent", pa.int64()), ("first_token", pa.int64()), ("end", pa.int64()),
+        ("asked_prompt_tokens", pa.int32()), ("asked_output_tokens", pa.int32()), ("prompt_tokens", pa.int32()),
+        ("output_tokens", pa.int32()), ("outcome", pa.string()), ("error", pa.string())]),
     "chunks": pa.schema([("point", pa.int16()), ("request", pa.int32()), ("time", pa.int64()), ("tokens", pa.int16())]),
 }
 FRAMES = ("requests", "chunks", "metrics")
@@ -149,8 +153,9 @@ class Draft:
         """Indices of the finished points, ascending."""
         return sorted(int(path.name) for path in (self.folder / "points").iterdir() if path.name.isdigit())
 
-    def save_point(self, document: dict[str, Any], requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame) -> None:
-        """Write one point; when this returns it survives anything."""
+    def save_point(self, document: dict[str, Any], requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame,
+                   trace: Path | None = None) -> None:
+        """Write one point, with its trace where there is one; when this returns it survives anything."""
         index = document["point"]
         building, final = (self.folder / "points" / f"{index:04d}{suffix}" for suffix in (".writing", ""))
         with _disk_errors(str(final)):
@@ -158,6 +163,8 @@ class Draft:
             building.mkdir()
             for name, frame in zip(FRAMES, (requests, chunks, metrics), strict=True):
                 _write_frame(building / f"{name}.parquet", frame.assign(point=index) if name != "metrics" else frame, name)
+            if trace is not None:
+                shutil.copyfile(trace, building / TRACE)
             write_json(building / "point.json", document)
             _replace_sealed(building, final)
 
@@ -175,10 +182,14 @@ class Draft:
             building.mkdir()
             for name in FRAMES:
                 parts = [pq.read_table(self.folder / "points" / f"{index:04d}" / f"{name}.parquet").to_pandas() for index in self.done]
-                joined = pd.concat(parts, ignore_index=True)
+                # An arm that was refused has no points.
+                joined = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"time": []})
                 # Neighbouring points share the sample at their border.
                 joined = joined.drop_duplicates("time", ignore_index=True) if name == "metrics" else joined
                 _write_frame(building / f"{name}.parquet", joined, name)
+            for index in self.done:
+                if (trace := self.folder / "points" / f"{index:04d}" / TRACE).is_file():
+                    shutil.copyfile(trace, building / f"trace-{index:04d}.json.gz")
             with (building / "points.jsonl").open("w", encoding="utf-8") as lines:
                 for point in self.points():
                     lines.write(json.dumps(point, allow_nan=False, ensure_ascii=False) + "\n")
@@ -214,6 +225,30 @@ class Run:
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def arm(self) -> str:
+        return self.document["arm"]
+
+    @property
+    def set_id(self) -> str:
+        """What the records of all arms that were asked for together have in common."""
+        return self.document.get("set_id") or self.document["run_id"]
+
+    @property
+    def not_testable(self) -> dict[str, str] | None:
+        """Why the engine refused this arm ({"reason", "remedy"}), or null for an arm that was measured."""
+        return self.document.get("not_testable")
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What the server said at its last start: canonical names of `engines.Engine.parse_log`."""
+        return self.document["starts"][-1]["server"].get("said", {}) if self.document["starts"] else {}
+
+    def trace(self, point: int) -> Path | None:
+        """The profiler's trace of a point of the pass `trace`, or null."""
+        path = self.path / f"trace-{point:04d}.json.gz"
+        return path if path.is_file() else None
 
     @property
     def is_local(self) -> bool:
@@ -268,12 +303,12 @@ def newest(post: str, rig: str, committed_only: bool = False) -> Run | None:
     return None
 
 
-def find(post: str, rig: str, identifier: str) -> Run | None:
-    """The newest whole local record with that run id, or null."""
+def find(post: str, rig: str, identifier: str, since: str | None = None) -> Run | None:
+    """The newest whole local record with that run id, or null; with `since` (ISO time) only one that was finished after it."""
     for folder in reversed(record_folders(post, rig)):
         if f"-{identifier[:8]}-" in folder.name and seal_problem(folder) is None:
             run = open_run(folder)
-            if run.document["run_id"] == identifier and run.is_local:
+            if run.document["run_id"] == identifier and run.is_local and (since is None or run.document["finished"] >= since):
                 return run
     return None
 
@@ -319,7 +354,7 @@ def frame_of_points(points: list[dict[str, Any]], rig: str) -> pd.DataFrame:
         row = {"rig": rig, "source": "measured", "pass": point["pass"], "rate_label": point["rate_label"],
                "request_rate": float("inf") if point["request_rate"] is None else point["request_rate"],
                "valid": validity["valid"], "reasons": validity["reasons"], "point": point["point"],
-               **{name: point[name] for name in ("repeat", "num_prompts")},
+               **{name: point.get(name) for name in POINT_COLUMNS},
                **{name: summary.get(name) for name in COUNTS}}
         for latency in LATENCIES:
             row |= {f"{latency}_{statistic}": summary[latency].get(statistic) for statistic in STATISTICS}
@@ -327,5 +362,7 @@ def frame_of_points(points: list[dict[str, Any]], rig: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+POINT_COLUMNS = ("repeat", "num_prompts", "arm", "load", "kind", "max_concurrency", "victims", "injected", "injected_len", "rounds", "input_len",
+                 "output_len", "server_start")
 COUNTS = ("completed", "failed", "completed_req_s", "output_tok_s", "steady_req_s", "steady_output_tok_s", "running_mean", "running_max",
           "waiting_max", "kv_cache_usage_max", "preemptions")

@@ -32,7 +32,7 @@ from papermill.exceptions import PapermillExecutionError
 
 from . import records, rigs
 from .errors import WallError
-from .post import EVENTS_VARIABLE, PAGE_VARIABLE, STOP_S, Event
+from .post import BATCH_VARIABLE, COMMITTED_VARIABLE, EVENTS_VARIABLE, PAGE_VARIABLE, STOP_S, Event
 
 
 class _LocalKernel(AsyncKernelManager):
@@ -50,7 +50,7 @@ def executed(post: str) -> Path:
 
 
 def page_note(post: str) -> dict[str, Any] | None:
-    """What is known of the executed notebook (`run`, `rig`, `mode`, `source`), or null when there is none."""
+    """What is known of the executed notebook (`runs`, `rig`, `mode`, `source`), or null when there is none."""
     path = executed(post).with_suffix(".json")
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() and executed(post).is_file() else None
 
@@ -60,18 +60,23 @@ def source_digest(post: str) -> str:
     protocol = rigs.load_protocol(post)
     package = sorted(Path(__file__).parent.glob("*.py"))
     figures = sorted((records.benchmarks() / "published").rglob("*.csv"))
-    files = [rigs.root() / protocol.notebook, protocol.folder / "protocol.toml", *package, *figures]
+    # The primer draws from records without naming them as its own.
+    own = sorted(records.record_folders()) if post not in rigs.protocol_names() else []
+    files = [rigs.root() / protocol.notebook, protocol.folder / "protocol.toml", *package, *figures, *(folder / records.SEAL for folder in own)]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def is_current(post: str, run: str | None) -> bool:
-    """Whether the executed notebook shows that record and was made from the present sources."""
+def is_current(post: str, runs: list[str]) -> bool:
+    """Whether the executed notebook shows those records and was made from the present sources."""
     note = page_note(post)
-    return bool(note) and note["run"] == run and note["source"] == source_digest(post)
+    return bool(note) and note.get("runs") == runs and note["source"] == source_digest(post)
 
 
-def execute(post: str, parameters: dict[str, Any], on_event: Callable[[Event], None] = lambda event: None) -> Path:
+def execute(post: str, parameters: dict[str, Any], on_event: Callable[[Event], None] = lambda event: None, *,
+            batch: dict[str, Any] | None = None, committed_only: bool = False) -> Path:
     """Execute a post's notebook and return its path. `on_event` gets progress (see `post.describe`).
+
+    `batch`: what a batch of posts shares, see `post.BATCH_VARIABLE`. `committed_only`: no record of this machine may be shown.
 
     Raises WallError for a bad parameter (before anything starts), for a failed cell and for a kernel that died.
     """
@@ -89,13 +94,15 @@ def execute(post: str, parameters: dict[str, Any], on_event: Callable[[Event], N
         nbformat.write(notebook, plain)
         events, note = Path(scratch) / "events.jsonl", Path(scratch) / "page.json"
         events.touch()
-        with _environment({EVENTS_VARIABLE: str(events), PAGE_VARIABLE: str(note), "WALL_ROOT": str(rigs.root())}), _followed(events, on_event):
+        environment = {EVENTS_VARIABLE: str(events), PAGE_VARIABLE: str(note), "WALL_ROOT": str(rigs.root()),
+                       BATCH_VARIABLE: json.dumps(batch) if batch else "", COMMITTED_VARIABLE: "1" if committed_only else ""}
+        with _environment(environment), _followed(events, on_event):
             # papermill wants plain values; an empty parameter keeps the notebook's default.
             given = {name: value for name, value in parameters.items() if value not in (None, "")}
             _run(plain, partial, given, on_event)
         finished = _clean(nbformat.read(partial, as_version=4))
         nbformat.write(finished, partial)
-        page = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {"run": None, "rig": None}
+        page = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {"runs": [], "rig": None}
     records.write_json(final.with_suffix(".json"), {**page, "mode": parameters.get("mode", "recorded"), "source": source})
     os.replace(partial, final)
     return final

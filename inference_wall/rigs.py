@@ -1,12 +1,10 @@
 """Rigs and protocols: what to run, on what, checked before anything starts.
 
 What:   reads `experiments/rigs/*.toml` (machine, model, engine flags, limits of a sweep) and
-        `experiments/part_*/protocol.toml` (a post's arms and parameters), checks every parameter, picks the rig for
-        `auto`, and lays out the plan: the list of points in the order in which they are measured.
+        `experiments/*/protocol.toml` (a post's question and parameters), checks every parameter, and picks the rig for `auto`.
 Why:    a misspelt parameter or an impossible rate must fail in a second, not after a server start of four minutes.
-Use:    protocol = load_protocol("part_1"); values = check_parameters(protocol, {"rates": "1,2,inf"});
-        rig = pick_rig(values["rig"]); points = plan(protocol, rig, values)
-Not:    starting anything (`server`, `measure`) and the facts of the machine itself (`hardware`).
+Use:    protocol = load_protocol("part_1"); values = check_parameters(protocol, {"rates": "1,2,inf"}); rig = pick_rig(values["rig"])
+Not:    what is measured in which order (`plans`), starting anything (`server`, `measure`), the machine's own facts (`hardware`).
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import json
 import math
 import os
 import tomllib
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,45 +68,14 @@ class Rig:
 
 @dataclass(frozen=True)
 class Protocol:
-    """One post: its notebook, its arms (server configurations) and its parameters, as written in TOML."""
+    """One post: its notebook and its parameters, as written in TOML."""
 
     name: str
     title: str
     notebook: str
     question: str
     parameters: dict[str, dict[str, Any]]
-    arms: list[dict[str, Any]]
     folder: Path
-
-
-@dataclass(frozen=True)
-class Point:
-    """One load on one server. `request_rate` is in requests per second, or null for all requests at once (a flood)."""
-
-    index: int
-    pass_name: str
-    arm: str
-    request_rate: float | None
-    repeat: int
-    seed: int
-    num_prompts: int
-    input_len: int
-    output_len: int
-
-    @property
-    def rate_label(self) -> str:
-        return "inf" if self.request_rate is None else f"{self.request_rate:g}"
-
-    def planned_s(self, ceiling_req_s: float | None = None) -> float:
-        """Seconds that the load should take: the arrivals, or the server's ceiling where that is slower."""
-        arrivals = self.num_prompts / self.request_rate if self.request_rate else 0.0
-        return max(arrivals, self.num_prompts / ceiling_req_s if ceiling_req_s else 0.0)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The point as it stands in `points.jsonl` (the pass is called `pass` there)."""
-        plain = asdict(self)
-        plain["point"], plain["pass"] = plain.pop("index"), plain.pop("pass_name")
-        return plain | {"rate_label": self.rate_label}
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -185,15 +152,16 @@ def require_hardware(rig: Rig) -> None:
 
 
 def protocol_names() -> list[str]:
+    """The posts that measure something, in order. (The primer, a page without a server of its own, is not among them.)"""
     return sorted(_read_toml(path)["name"] for path in (root() / "experiments").glob("part_*/protocol.toml"))
 
 
 def load_protocol(name: str) -> Protocol:
-    for path in (root() / "experiments").glob("part_*/protocol.toml"):
+    for path in (root() / "experiments").glob("*/protocol.toml"):
         data = _read_toml(path)
         if data.get("name") == name:
             return Protocol(name=name, title=data["title"], notebook=data["notebook"], question=data.get("question", ""),
-                            parameters=data.get("parameters", {}), arms=data.get("arm", []), folder=path.parent)
+                            parameters=data.get("parameters", {}), folder=path.parent)
     raise _unknown("post", name, protocol_names())
 
 
@@ -251,8 +219,7 @@ def parse_rates(value: Any) -> list[float]:
 
     A rate that is zero, negative, not a number, or given twice is a ValueError.
     """
-    parts = value.replace(",", " ").split() if isinstance(value, str) else (value if isinstance(value, list | tuple) else [value])
-    rates = [_number(part) for part in parts]
+    rates = [_number(part) for part in _parts(value)]
     if not rates:
         raise ValueError("no rate given")
     if any(rate <= 0 for rate in rates):
@@ -260,6 +227,28 @@ def parse_rates(value: Any) -> list[float]:
     if len(set(rates)) != len(rates):
         raise ValueError("a rate is given twice")
     return sorted(rates)
+
+
+def _counts(value: Any) -> list[int]:
+    """`"1, 4,16"`, `[1, 4]` or `4` -> whole numbers in the order given, each once."""
+    counts = [_count(part) for part in _parts(value)]
+    if not counts:
+        raise ValueError("no number given")
+    if len(set(counts)) != len(counts):
+        raise ValueError("a number is given twice")
+    return counts
+
+
+def _names(value: Any) -> list[str]:
+    names = [str(part) for part in _parts(value)]
+    if not names:
+        raise ValueError("no name given")
+    return names
+
+
+def _parts(value: Any) -> list[Any]:
+    """A list as notebooks and command lines write it: separated by commas or spaces, or a real list, or a single value."""
+    return value.replace(",", " ").split() if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _choice(*allowed: str):
@@ -290,72 +279,13 @@ _CHECKS = {
     "url": _url,
     "rates": parse_rates,
     "count": _count,
+    "counts": _counts,
+    "names": _names,
     "fraction": _between(0, 1, "above 0 and at most 1", above=True),
     "ratio": _between(0, 1, "from 0 to 1"),
     "seconds": _between(0, 86_400, "above 0 and at most 86,400 seconds", above=True),
     "port": lambda value: int(_between(1024, 65_535, "a port from 1024 to 65535")(value)),
 }
-
-
-# --- the plan ---------------------------------------------------------------------------------------------------
-
-
-def settings(rig: Rig, post: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The rig's settings for the post with the caller's parameters laid over them.
-
-    `rates` are fixed offered loads, or null where the rig gives `rate_fractions` of the ceiling that this machine turns out
-    to have: a list that straddles the wall of one processor misses that of another.
-    """
-    merged = dict(rig.post(post))
-    merged["rates"] = values.get("rates") or (parse_rates(merged["rates"]) if "rates" in merged else None)
-    merged["rate_fractions"] = None if merged["rates"] else parse_rates(merged["rate_fractions"])
-    for name in ("num_prompts", "repeats"):
-        merged[name] = values.get(name) or merged.get(name, 1)
-    slo = dict(merged.get("slo", {}))
-    for name, parameter in (("ttft_s", "slo_ttft_s"), ("completed_ratio", "slo_completed_ratio")):
-        if values.get(parameter) not in (None, ""):
-            slo[name] = values[parameter]
-    merged["slo"] = slo
-    return merged
-
-
-def plan(rig: Rig, post: str, values: dict[str, Any], arm: str = "default", ceiling_req_s: float | None = None) -> list[Point]:
-    """The points of one run in order: the cold pass over all rates, then each repeat of the measured sweep.
-
-    Rates ascend, so that a server never starts a point with the backlog of a heavier one. Seeds differ for every point
-    and repeat, and those of the cold pass are disjoint from the measured ones, so no prompt is ever seen twice.
-
-    With `rate_fractions` two floods come first, one cold, one for calibration; the rest follows once its completed rate is
-    known (`ceiling_req_s`). Without it only those two are returned.
-    """
-    chosen = settings(rig, post, values)
-    rates, steps = chosen["rates"], []
-    cold = chosen.get("cold_prompts", chosen["num_prompts"])
-    if rates is None:
-        steps = [("cold", 0, math.inf, cold), ("calibration", 0, math.inf, chosen["calibration_prompts"])]
-        rates = [_two_digits(fraction * ceiling_req_s) for fraction in chosen["rate_fractions"]] if ceiling_req_s else []
-    known = {(name, rate) for name, _, rate, _ in steps}
-    steps += [("cold", 0, rate, cold) for rate in rates if ("cold", rate) not in known]
-    steps += [("measured", repeat, rate, chosen["num_prompts"]) for repeat in range(chosen["repeats"]) for rate in rates]
-    return [point_at(number, chosen, values, *step, arm) for number, step in enumerate(steps)]
-
-
-def point_at(index: int, chosen: dict[str, Any], values: dict[str, Any], pass_name: str, repeat: int, rate: float, prompts: int,
-             arm: str = "default") -> Point:
-    """One point of a plan; `prompts` is what the rig asks for, before `scale`."""
-    return Point(index=index, pass_name=pass_name, arm=arm, request_rate=None if math.isinf(rate) else rate, repeat=repeat,
-                 seed=_seed(pass_name, repeat, rate), num_prompts=max(1, round(prompts * (values.get("scale") or 1.0))),
-                 input_len=chosen["input_len"], output_len=chosen["output_len"])
-
-
-def _two_digits(rate: float) -> float:
-    """A rate that a person can say, and that a small error of the calibration does not change."""
-    return rate if math.isinf(rate) else float(f"{rate:.2g}")
-
-
-def _seed(pass_name: str, repeat: int, rate: float) -> int:
-    """A 31-bit seed that depends on what the point is and not on its place in the plan."""
-    return int.from_bytes(hashlib.sha256(f"{pass_name}/{repeat}/{rate:g}".encode()).digest()[:4], "big") >> 1
 
 
 def digest(value: Any) -> str:

@@ -26,7 +26,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from .engines import CACHE_CONFIG, Engine
-from .errors import WallError
+from .errors import EngineRefused, WallError
 
 HOST = "127.0.0.1"
 STOP_S = 20.0
@@ -203,8 +203,12 @@ class Server(_Client):
             text = self.generate(timeout=max(10.0, deadline - time.perf_counter()))
         except (httpx.HTTPError, KeyError, ValueError) as problem:
             self.require_alive(starting=True)
-            raise WallError(f"the server is up but did not finish a generation ({problem!r}). {self._tail()}",
-                            "look at the log's last lines above") from problem
+            message = f"the server is up but did not finish a generation ({problem!r}). {self._tail()}"
+            if isinstance(problem, httpx.HTTPStatusError) and problem.response.status_code == 500:
+                cause = self.engine.last_error(self.log.read_text(errors="replace")) or "it answers with an internal error"
+                raise EngineRefused(f"the server came up, but its first generation failed ({cause})", message,
+                                    "look at the log's last lines above") from problem
+            raise WallError(message, "look at the log's last lines above") from problem
         self.facts = {
             "argv": self.argv, "environment": self.environment, "pid": self.process.pid, "version": self.version(),
             "ready_s": round(time.perf_counter() - self.started, 2), "first_text": text,
@@ -220,9 +224,11 @@ class Server(_Client):
         ended = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with status {code}"
         tail = self.log.read_text(errors="replace")
         found = self.engine.diagnose(tail)
-        cause, remedy = found or ("no known cause in its log", "read the log's last lines above")
-        raise WallError(f"the server {ended} {when}: {cause}. {self._tail()}",
-                        remedy if starting else f"{remedy}; then run the same command again: finished points are kept")
+        cause, remedy = found or (self.engine.last_error(tail) or "no known cause in its log", "read the log's last lines above")
+        message = f"the server {ended} {when}: {cause}. {self._tail()}"
+        if starting and code > 0 and not self.engine.blames_machine(tail):
+            raise EngineRefused(cause, message, remedy)
+        raise WallError(message, remedy if starting else f"{remedy}; then run the same command again: finished points are kept")
 
     def stop(self) -> None:
         """End the whole group: SIGTERM, then SIGKILL after 20 s. Nothing of it is left when this returns."""

@@ -226,8 +226,10 @@ def _time_order(requests: pd.DataFrame, chunks: pd.DataFrame) -> dict[str, Any]:
 
 
 def _output_length(requests: pd.DataFrame, output_len: int) -> dict[str, Any]:
-    other = (requests["outcome"] == "completed") & (requests["output_tokens"] != output_len)
-    return _counted(other.sum(), f"completed requests without exactly {output_len} output tokens")
+    """A point of mixed requests says in `asked_output_tokens` what each was to write; otherwise all write `output_len`."""
+    asked = requests.get("asked_output_tokens", output_len)
+    other = (requests["outcome"] == "completed") & (requests["output_tokens"] != asked)
+    return _counted(other.sum(), "completed requests without exactly the output tokens asked for")
 
 
 def _stream_tokens(requests: pd.DataFrame, chunks: pd.DataFrame) -> dict[str, Any]:
@@ -238,12 +240,13 @@ def _stream_tokens(requests: pd.DataFrame, chunks: pd.DataFrame) -> dict[str, An
 
 
 def _prompt_length(requests: pd.DataFrame, input_len: int) -> dict[str, Any]:
-    mean = requests["prompt_tokens"].mean()
-    if pd.isna(mean) or not input_len:
+    counted = requests[requests["prompt_tokens"].notna()]
+    mean, asked = counted["prompt_tokens"].mean(), counted["asked_prompt_tokens"].mean() if "asked_prompt_tokens" in counted else input_len
+    if pd.isna(mean) or pd.isna(asked) or not asked:
         return _check(None, None, LIMITS["prompt_length"], "no prompt token counts")
-    off = float(mean) / input_len - 1
+    off = float(mean) / float(asked) - 1
     return _check(abs(off) <= LIMITS["prompt_length"], _rounded(off), LIMITS["prompt_length"],
-                  f"prompts have {mean:.1f} tokens on average, {input_len} asked for")
+                  f"prompts have {mean:.1f} tokens on average, {asked:.1f} asked for")
 
 
 def _server_tokens(

@@ -6,7 +6,7 @@ Why:    a newcomer without a GPU and without an account must still be able to ru
         reads GGUF by itself, and transformers loads such a file only with further packages and then refuses to save it.
 How:    `python -m inference_wall.weights` makes the folder and prints its path. Seconds, 270 MB.
         The 4-bit values of the file are expanded, not re-quantized: the folder holds what the file says, rounded to bfloat16.
-Not:    other architectures than `llama`; sharded files; quantization. The words are those of a 135M model at 4 bits.
+Not:    other architectures than `llama`; sharded files; quantization (`quantized`). The words are those of a 135M model at 4 bits.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,24 +81,37 @@ def ensure(name: str = "smollm2-135m-instruct", cache: Path | None = None) -> Pa
 
     `cache` is the folder that holds `models/` (default: `cache_folder()`). Raises WallError when the name is unknown, the wheel
     is not installed or is another one than the pinned one, or the disk is full. Safe to call from several processes at once.
+    The models made from these with fewer bits or with more parameters (`quantized.MODELS`) can be named here too.
     """
     if name not in MODELS:
-        raise WallError(f"no embedded model is called {name!r}", f"use one of: {', '.join(sorted(MODELS))}")
+        from . import quantized  # it imports this module
+
+        if name in quantized.MODELS:
+            return quantized.ensure(name, cache)
+        raise WallError(f"no embedded model is called {name!r}", f"use one of: {', '.join(sorted([*MODELS, *quantized.MODELS]))}")
+    return cached(name, MODELS[name].sha256, lambda folder: convert(gguf_path(name), folder), SPACE_BYTES, cache)
+
+
+def cached(name: str, source_sha256: str, write: Callable[[Path], None], space_bytes: int, cache: Path | None = None) -> Path:
+    """The folder `models/<name>` of the cache: as it is if whole, else filled anew by `write(folder)`.
+
+    `source_sha256` (hex) stands for all that decides the content; a folder made from something else is replaced. `space_bytes` must
+    be free. Raises WallError when the disk is full or read-only. Safe to call from several processes at once.
+    """
     models = Path(cache or cache_folder()) / "models"
     folder = models / name
-    if is_verified(folder, MODELS[name].sha256):
+    if is_verified(folder, source_sha256):
         return folder
-    source = gguf_path(name)
     try:
         models.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(models).free < SPACE_BYTES:
+        if shutil.disk_usage(models).free < space_bytes:
             raise OSError(errno.ENOSPC, "No space left on device")
         _remove_leftovers(models, name)
-        _make(source, folder, MODELS[name].sha256)
+        _make(write, folder, source_sha256)
     except OSError as problem:
         raise WallError(
             f"cannot write the model to {models}: {problem.strerror or problem}",
-            f"free {SPACE_BYTES // 1_000_000} MB there, or point WALL_CACHE at a folder with room",
+            f"free {space_bytes // 1_000_000} MB there, or point WALL_CACHE at a folder with room",
         ) from problem
     return folder
 
@@ -244,11 +258,11 @@ def _write_json(path: Path, value: dict) -> None:
     path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def _make(source: Path, folder: Path, source_sha256: str) -> None:
-    """Convert into a temporary folder beside the final one; only a whole, marked folder ever gets the final name."""
+def _make(write: Callable[[Path], None], folder: Path, source_sha256: str) -> None:
+    """Write into a temporary folder beside the final one; only a whole, marked folder ever gets the final name."""
     temporary = Path(tempfile.mkdtemp(prefix=_leftover_prefix(folder.name), dir=folder.parent))
     try:
-        convert(source, temporary)
+        write(temporary)
         files = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
         _write_json(temporary / MARKER, {"format": FORMAT, "source_sha256": source_sha256, "files": files})
         temporary.chmod(0o755)

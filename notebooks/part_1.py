@@ -33,15 +33,16 @@ port = ""
 # %%
 from IPython.display import HTML, Markdown, display
 
-from inference_wall import figures, headline, post, published, records, stats, tables
+from inference_wall import figures, headline, part_1, post, published, records, stats, tables
 
-run = post.open_run("part_1", rig=rig, mode=mode, base_url=base_url, scale=scale, rates=rates, num_prompts=num_prompts, repeats=repeats,
-                    slo_ttft_s=slo_ttft_s, slo_completed_ratio=slo_completed_ratio, port=port)
+arms = post.open_runs("part_1", rig=rig, mode=mode, base_url=base_url, scale=scale, rates=rates, num_prompts=num_prompts, repeats=repeats,
+                      slo_ttft_s=slo_ttft_s, slo_completed_ratio=slo_completed_ratio, port=port)
+run = arms.first
 sweep = records.points_frame(run)
 slo = run.document["settings"]["slo"]
 knee = stats.knee(sweep, slo)
 a10g = published.sweep_frame(passes="table")
-numbers = headline.numbers(run)
+numbers = part_1.numbers(arms)
 
 # %% [markdown]
 # ## Setup
@@ -132,7 +133,7 @@ display(figures.percentile_curves([sweep], slo=slo, knee=knee))
 # bracket: the last load that met this in every repeat, and the first that did not.
 
 # %%
-display(Markdown(headline.knee_sentence(knee)))
+display(Markdown(part_1.knee_sentence(knee)))
 display(HTML(tables.knee_table(knee)))
 
 # %%
@@ -164,7 +165,7 @@ display(figures.running_batch([sweep], caps={run.document["rig"]["name"]: cap} i
 # ## One point, request by request
 
 # %%
-shown = headline.point_for_timeline(run, knee)
+shown = part_1.point_for_timeline(run, knee)
 display(figures.request_timeline(run.frame("requests", shown["point"]), run.frame("chunks", shown["point"]), run.frame("metrics", shown["point"]),
                                  what=f"rate {shown['rate_label']} on rig {run.document['rig']['name']}"))
 display(Markdown(f"Every bar is one request at an offered rate of **{shown['rate_label']}** a second: one colour while it waits for its first "
@@ -223,4 +224,4 @@ display(figures.normalised([sweep, published.judged_frame(a10g)], [knee, a10g_kn
 # ## Reproduce
 
 # %%
-display(Markdown(headline.reproduce(run)))
+display(Markdown(headline.reproduce(arms)))

@@ -9,22 +9,25 @@ import argparse
 import asyncio
 import json
 import sys
+import time
 
 from aiohttp import web
 
 STEP_S = 0.004
+PREFILL_S = 2e-5  # for each token of a prompt that is given as token ids; every stream waits meanwhile
 
 
-def event(text, tokens, model="m", finish=None):
+def event(text, tokens, model="m", finish=None, prompt=8):
     return {"id": "cmpl-1", "object": "text_completion", "model": model,
             "choices": [{"index": 0, "text": text, "finish_reason": finish}],
-            "usage": {"prompt_tokens": 8, "completion_tokens": tokens, "total_tokens": 8 + tokens}}
+            "usage": {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}}
 
 
 class Fake:
     def __init__(self, arguments):
         self.behaviour, self.name = arguments.behaviour, arguments.served_model_name
         self.running = self.prompt_tokens = self.generation_tokens = self.requests = 0
+        self.busy_until = 0.0
 
     async def health(self, _request):
         return web.Response(status=503 if self.behaviour == "never_ready" else 200)
@@ -53,12 +56,15 @@ class Fake:
             return web.json_response({"error": "broken"}, status=500)
         if not body.get("stream"):
             return web.json_response(event(" Paris", count))
-        self.prompt_tokens += 8
+        ids = body["prompt"] if isinstance(body["prompt"], list) else []
+        self.busy_until = max(self.busy_until, time.monotonic()) + len(ids) * PREFILL_S
+        prompt = len(ids) or 8
+        self.prompt_tokens += prompt
         self.running += 1
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         try:
-            await self.stream(response, count)
+            await self.stream(response, count, prompt)
         finally:
             self.running -= 1
         return response
@@ -66,15 +72,20 @@ class Fake:
     async def send(self, response, payload):
         await response.write(f"data: {json.dumps(payload)}\n\n".encode())
 
-    async def stream(self, response, count):
+    async def step(self):
+        await asyncio.sleep(STEP_S)
+        while (left := self.busy_until - time.monotonic()) > 0:
+            await asyncio.sleep(left)
+
+    async def stream(self, response, count, prompt):
         kind = self.behaviour
         if kind == "empty_events":
-            await self.send(response, event("", 0))
+            await self.send(response, event("", 0, prompt=prompt))
         step = 2 if kind == "two_tokens_in_a_chunk" else 1
         last = count // 2 if kind == "ends_early" else count
         for so_far in range(step, last + 1, step):
-            await asyncio.sleep(STEP_S)
-            payload = event(" t" * step, so_far)
+            await self.step()
+            payload = event(" t" * step, so_far, prompt=prompt)
             if kind == "splits_events":
                 raw = f"data: {json.dumps(payload)}\n\n".encode()
                 await response.write(raw[:20])
@@ -84,10 +95,9 @@ class Fake:
                 await self.send(response, payload)
             self.generation_tokens += step
         if kind == "repeats_last_event":
-            await self.send(response, event("", last, finish="length"))
+            await self.send(response, event("", last, finish="length", prompt=prompt))
         if kind != "ends_early":
-            await self.send(response, {"id": "cmpl-1", "choices": [], "model": self.name,
-                                       "usage": {"prompt_tokens": 8, "completion_tokens": count, "total_tokens": 8 + count}})
+            await self.send(response, event("", count, self.name, prompt=prompt) | {"choices": []})
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
 

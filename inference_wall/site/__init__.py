@@ -1,6 +1,6 @@
 """The Sphinx extension of the book.
 
-What:   adds the ``{num}`` role, the book's style and script, and four small rules for pages: code cells fold away,
+What:   adds the ``{num}`` role, the book's style and scripts, and four small rules for pages: code cells fold away,
         parameter cells vanish, maths is refused (nothing here draws it offline), and pages that left the table of
         contents leave the site too.
 Why:    the book must read like a book, draw without a network, and fail to build rather than show something stale.
@@ -39,6 +39,8 @@ def setup(app: Sphinx) -> dict:
     app.add_config_value("wall_code", _code_hash(), "env", str)
     app.add_role("num", NumberRole())
     app.add_css_file("wall.css")
+    # Before wall.js, which then meets the figures of a dial where they will stay.
+    app.add_js_file("knob.js", loading_method="defer", priority=490)
     app.add_js_file("wall.js", loading_method="defer")
     app.connect("config-inited", _add_folders)
     app.connect("source-read", _fold_code)

@@ -74,17 +74,18 @@ def build(
 def _execute_posts(names: list[str], rig: str, committed_only: bool, again: bool, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
     """Execute what is stale, from records alone, and return all named numbers of the records that the pages show."""
     # Here, because executing needs papermill and a kernel, and building a book that is executed already does not.
-    from inference_wall import headline, post, regenerate
+    from inference_wall import headline, post, regenerate, rigs
 
     shown = {}
     for name in (name.removeprefix(EXECUTED) for name in names if name.startswith(EXECUTED)):
-        run = post.recorded(name, rig)
-        if committed_only and run.is_local:
-            raise WallError(f"{name} would show {run.name}, which is not committed", f"wall keep {run.path}, or move it away")
-        if again or not regenerate.is_current(name, run.name):
-            say(f"executing {name} from {run.name}")
-            regenerate.execute(name, {"rig": run.document["rig"]["name"], "mode": "recorded"})
-        shown[name] = run
+        if name in rigs.protocol_names():
+            found = shown[name] = post.recorded(name, rig, committed_only)
+            runs, chosen = [run.name for run in found], found.rig
+        else:  # a page that measures nothing of its own
+            runs, chosen = [], rig
+        if again or not regenerate.is_current(name, runs):
+            say(f"executing {name}" + (f" from {', '.join(runs)}" if runs else ""))
+            regenerate.execute(name, {"rig": chosen, "mode": "recorded"}, committed_only=committed_only)
     return headline.collect(shown)
 
 

@@ -1,0 +1,163 @@
+"""Part 1, hit the wall: what the post says of its record, as named numbers and as sentences.
+
+What:   `numbers(arms)` and `published()` for `headline.collect`; the sentences whose words depend on where the knee is.
+Why:    see `headline`: no number in a sentence is typed by hand.
+Use:    numbers(arms)["knee_low"]; knee_sentence(stats.knee(frame, slo))
+Not:    the published rig's own numbers, which the primer uses too (`published_numbers`); figures (`figures`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from . import headline, records
+from .arms import ArmSet
+from .headline import Book
+from .published import numbers as published_numbers
+from .records import Run
+from .stats import knee
+
+GROWTH = 2.0  # TTFT at the heaviest finite load over the lightest, from which the wall counts as seen
+
+
+def numbers(arms: ArmSet) -> dict[str, dict[str, Any]]:
+    """All named numbers of a run of Part 1. Units are in the entries; times in ms, rates in requests or tokens per second."""
+    run = arms.first
+    book, frame = Book(run), records.points_frame(run)
+    headline.setup(book)
+    headline.bound(book)
+    _workload(book)
+    _sweep(book, run.document, frame)
+    _verdict(book)
+    return book.entries
+
+
+def published() -> dict[str, dict[str, Any]]:
+    """Nothing of its own: the primer needs the same published numbers, so they live in `published_numbers`."""
+    return {}
+
+
+def _workload(book: Book) -> None:
+    settings, said = book.run.document["settings"], book.run.said
+    for name, unit in (("input_len", "tokens"), ("output_len", "tokens"), ("num_prompts", "requests")):
+        book.put(name, settings[name], unit)
+    per_request = settings["input_len"] + settings["output_len"]
+    book.put("request_tokens", per_request, "tokens")
+    room = said["kv_cache_tokens"] // per_request if "kv_cache_tokens" in said else None
+    book.put("room_requests", room, "requests", reason="the server's log did not say")
+    stream_ms, seats = book.entries["stream_ms"]["value"], book.entries["max_num_seqs"]["value"]
+    book.put("bound_req_s", seats * 1e3 / stream_ms / settings["output_len"] if stream_ms and seats else None, "req/s",
+             reason="needs a bandwidth and a cap")
+
+
+def _sweep(book: Book, document: dict[str, Any], frame: pd.DataFrame) -> None:
+    measured = frame[(frame["pass"] == "measured") & frame["valid"].astype(bool)]
+    slo = document["settings"]["slo"]
+    book.put("slo_ttft_s", slo.get("ttft_s"), "s")
+    book.put("slo_percentile", slo.get("ttft_percentile"), "")
+    book.put("slo_completed_percent", 100 * slo["completed_ratio"] if "completed_ratio" in slo else None, "%")
+    found = knee(frame, slo)
+    low, high = found["bracket"]
+    book.put("knee_status", found["status"])
+    book.put("knee_low", low, "req/s", reason=found["status"])
+    book.put("knee_high", high, "req/s", reason=found["status"])
+
+    finite = measured[measured["request_rate"] != float("inf")].sort_values("request_rate")
+    flood = measured[measured["request_rate"] == float("inf")]
+    places = {"lightest": finite.iloc[0] if len(finite) else None, "heaviest": finite.iloc[-1] if len(finite) else None,
+              "flood": flood.iloc[0] if len(flood) else None,
+              "at_knee": _at(finite, low), "past_knee": _at(finite, high)}
+    for name, row in places.items():
+        why = f"no valid {name.replace('_', ' ')} point"
+
+        def get(column: str, row: Any = row) -> Any:
+            return None if row is None else row[column]
+
+        book.put(f"{name}_rate", get("rate_label"), "req/s", reason=why)
+        for latency in ("ttft", "tpot", "itl", "e2e"):
+            for statistic in ("p50_ms", "p90_ms", "p99_ms", "max_ms"):
+                book.put(f"{name}_{latency}_{statistic}", get(f"{latency}_{statistic}"), "ms", n=get(f"{latency}_n"),
+                         reason=why if row is None else f"n = {row[f'{latency}_n']:.0f} cannot bear it")
+        for column, unit in (("completed", "requests"), ("completed_req_s", "req/s"), ("steady_req_s", "req/s"),
+                             ("output_tok_s", "tok/s"), ("steady_output_tok_s", "tok/s"),
+                             ("running_mean", "requests"), ("running_max", "requests"), ("waiting_max", "requests"), ("preemptions", "events")):
+            book.put(f"{name}_{column}", get(column), unit, reason=why if row is None else "not recorded")
+    steady = measured["steady_req_s"].dropna()
+    book.put("ceiling_low", float(steady[measured["request_rate"] > (high or float("inf"))].min()) if high else None, "req/s", reason="no knee")
+    book.put("ceiling_high", float(steady.max()) if len(steady) else None, "req/s", reason="no steady window")
+
+    def value(name: str) -> Any:
+        return book.entries[name]["value"]
+
+    cold = frame[(frame["pass"] == "cold") & (frame["request_rate"] == finite["request_rate"].min())] if len(finite) else frame.iloc[:0]
+    book.put("cold_ttft_max_ms", cold.iloc[0]["ttft_max_ms"] if len(cold) else None, "ms", n=cold.iloc[0]["ttft_n"] if len(cold) else None)
+    book.put("cold_requests", int(cold.iloc[0]["completed"]) if len(cold) else None, "requests")
+    book.ratio("tpot_over_stream", value("lightest_tpot_p50_ms"), value("stream_ms"))
+    book.ratio("tpot_growth", value("flood_tpot_p50_ms"), value("lightest_tpot_p50_ms"))
+    book.ratio("ttft_growth", value("heaviest_ttft_p50_ms"), value("lightest_ttft_p50_ms"))
+    flood, bound = value("flood_steady_req_s"), value("bound_req_s")
+    book.put("flood_of_bound_percent", 100 * flood / bound if flood and bound else None, "%", reason="one of its two numbers was not measured")
+
+
+def _at(rows: pd.DataFrame, rate: float | None) -> pd.Series | None:
+    chosen = rows[rows["request_rate"] == rate] if rate is not None else rows.iloc[:0]
+    return chosen.iloc[0] if len(chosen) else None
+
+
+def _verdict(book: Book) -> None:
+    """The headline, the published one beside it, and whether the shape held: the wall is where it is, but is it the same kind of wall?"""
+
+    def value(name: str) -> Any:
+        return book.entries[name]["value"]
+
+    low, high, status = value("knee_low"), value("knee_high"), value("knee_status")
+    book.put("headline", f"{_rate(low)} to {_rate(high)} requests/s" if status == "bracketed" else f"no bracket: {status}")
+    theirs = published_numbers()
+    book.put("headline_published", f"{theirs['published.a10g.knee_low_req_s']['value']:g} to "
+                                   f"{theirs['published.a10g.knee_high_req_s']['value']:g} requests/s")
+    waiting, beat = value("ttft_growth"), value("tpot_growth")
+    if waiting is None or beat is None:
+        shape, because = "not measured here", "the sweep has no two valid points to compare"
+    else:
+        grew = f"the median TTFT grew {waiting:.1f} times from the lightest to the heaviest finite load, the time per token {beat:.1f} times"
+        if status == "bracketed" and waiting >= GROWTH and waiting > beat:
+            shape, because = "held", f"the service level broke within the sweep, and {grew}: the wait grows, the beat hardly"
+        elif waiting >= GROWTH:
+            shape, because = "moved", f"{grew}, but there is no bracket: {status}"
+        else:
+            shape, because = "did not hold", grew
+    book.put("shape", shape)
+    book.put("shape_because", because)
+
+
+# --- sentences whose words depend on the data ---------------------------------------------------------------------
+
+
+def knee_sentence(found: dict[str, Any]) -> str:
+    """The result of `stats.knee` as Markdown, whichever way it came out."""
+    low, high = found["bracket"]
+    texts = {
+        "bracketed": f"**The wall stands between {_rate(low)} and {_rate(high)} requests a second.**",
+        "no knee in range": f"**No wall was found:** every offered load up to {_rate(low)} requests a second met the service level.",
+        "fails at the lowest rate": f"**Already the lightest load, {_rate(high)} requests a second, missed the service level.** "
+                                    "The wall is below it.",
+        "not monotone": f"**The wall is not sharp here:** {_rate(high)} requests a second missed the service level, yet a heavier load met it. "
+                        f"The last load below it that held was {_rate(low)}.",
+        "cannot judge": "**No verdict:** no point can bear the percentile of the service level, or none is valid.",
+    }
+    notes = [note for note in found["notes"] if note]
+    return texts[found["status"]] + (f" ({'; '.join(notes)}.)" if notes else "")
+
+
+def _rate(rate: float | None) -> str:
+    return "none" if rate is None else f"{rate:g}"
+
+
+def point_for_timeline(run: Run, found: dict[str, Any]) -> dict[str, Any]:
+    """The point to draw request by request: the first rate past the knee, else the heaviest finite one, else any."""
+    points = [point for point in run.points if point["pass"] == "measured"] or run.points
+    finite = [point for point in points if point["request_rate"] is not None]
+    past = [point for point in finite if point["request_rate"] == found["bracket"][1]]
+    return (past or sorted(finite, key=lambda point: point["request_rate"])[-1:] or points)[0]

@@ -1,0 +1,300 @@
+"""Fewer bits: does a step take as long as its bytes, or as its parameters?
+
+What:   one row a variant (`variants`: bytes, room, kernel, step-time fit, flood), each against the first, unquantized one
+        (`comparisons`: predicted and measured ratios, and which prediction is nearest), and what the words cost (`quality`).
+Why:    "bytes, not parameters, set the speed" is a sentence that can be wrong. It makes a prediction for each pair of variants,
+        and so do its rivals. Here they are put side by side before anybody says which was right.
+Use:    rows = variants(arms); pairs = comparisons(rows); verdict(pairs)
+Not:    the fit itself (`cliff`), figures (`quantization_figures`), sentences and named numbers (`part_5`).
+
+    step time of a batch B:  t(B) = fixed + slope x B
+    predicted fixed(variant) / fixed(unquantized) = ratio of streamed bytes, of loaded bytes, or of parameters
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from . import cliff
+from .arms import ArmSet
+from .cliff import StepFit
+from .records import Run
+
+GIB = 2**30
+PREDICTORS = {"streamed": "streamed bytes", "loaded": "loaded bytes", "parameters": "parameters"}
+SAME = 0.01  # two predictions closer than this cannot be told apart
+CLOSE_PERCENT = 15.0  # the shape held where the bytes' prediction is off by no more than this
+BIGGER = 1.05  # times the parameters: another model, not another format
+
+
+def base(arms: ArmSet) -> str | None:
+    """The arm that the others are compared with: the first of the plan, where it was measured."""
+    return arms.names[0] if arms.names and arms.names[0] in arms.testable else None
+
+
+def variants(arms: ArmSet) -> pd.DataFrame:
+    """One row a testable arm, in the order of the plan. What is not known is null.
+
+    Columns: arm, role (`base`, `same` model with fewer bits, `bigger` model, or `other`), model, dtype, real (weights of a checkpoint),
+    method and kernel (from the server's log), loaded_gb, streamed_gb (10^9 bytes), parameters, bits (streamed bits a parameter),
+    formats, kv_cache_tokens, full_requests (requests of the greatest length that fit), fixed_ms, fixed_low, fixed_high, slope_ms, r2, crossover,
+    fit_reason, batches, bandwidth_gb_s (the better of copy and read, measured before), effective_gb_s (streamed bytes over the fixed
+    term), of_bandwidth_percent, stream_ms (streamed bytes over bandwidth), one_ms (step time at a batch of one), flood_tok_s,
+    flood_req_s, flood_running, flood_n, flood_repeats, flood_low, flood_high (tok/s over the repeats), flood_kind, flood_valid.
+    """
+    known, first = fits(arms), base(arms)
+    steps = cliff.steps_frame(arms)
+    rows = []
+    for arm, run in arms.testable.items():
+        row = {"arm": arm, "role": "other", **_model(run), **_fitted(known[arm]), **_flood(run)}
+        bandwidth = (run.document["starts"][-1].get("bandwidth") or {}) if run.document["starts"] else {}
+        best = max((value for value in (bandwidth.get("copy_gb_s"), bandwidth.get("read_gb_s")) if value), default=None)
+        one = steps[(steps["arm"] == arm) & (steps["batch"] == 1) & steps["valid"].astype(bool)]["step_ms"].dropna().sort_values()
+        stream = row["streamed_gb"] / best * 1e3 if row["streamed_gb"] and best else None
+        effective = row["streamed_gb"] / row["fixed_ms"] * 1e3 if row["streamed_gb"] and row["fixed_ms"] and row["fixed_ms"] > 0 else None
+        row |= {"bandwidth_gb_s": best, "stream_ms": stream, "effective_gb_s": effective,
+                "of_bandwidth_percent": 100 * effective / best if effective and best else None,
+                "one_ms": float(one.iloc[(len(one) - 1) // 2]) if len(one) else None}
+        rows.append(row)
+    frame = pd.DataFrame(rows, columns=COLUMNS).astype(object)
+    frame = frame.where(frame.notna(), None)
+    if first is not None:
+        frame["role"] = _roles(frame, first)
+    return frame
+
+
+COLUMNS = ["arm", "role", "model", "dtype", "real", "method", "kernel", "loaded_gb", "streamed_gb", "parameters", "bits", "formats",
+           "kv_cache_tokens", "full_requests", "fixed_ms", "fixed_low", "fixed_high", "slope_ms", "slope_low", "slope_high", "r2", "crossover",
+           "fit_reason", "batches", "bandwidth_gb_s", "effective_gb_s", "of_bandwidth_percent", "stream_ms", "one_ms", "flood_tok_s",
+           "flood_req_s", "flood_running", "flood_n", "flood_repeats", "flood_low", "flood_high", "flood_kind", "flood_valid"]
+
+
+def fits(arms: ArmSet) -> dict[str, StepFit]:
+    """The line through the step times of each testable arm; points that failed a check are left out."""
+    steps = cliff.steps_frame(arms)
+    steps = steps[steps["valid"].astype(bool)]
+    return {arm: cliff.step_fit(steps[steps["arm"] == arm]) for arm in arms.testable}
+
+
+def _model(run: Run) -> dict[str, Any]:
+    model, said = run.document["model"], run.said
+    facts = model.get("facts") or {}
+    loaded = facts.get("loaded_bytes") or (said["weights_gib"] * GIB if said.get("weights_gib") else None)
+    streamed, parameters = facts.get("streamed_bytes"), facts.get("parameters")
+    return {"model": model.get("name"), "dtype": model.get("dtype"), "real": model.get("weights") == "checkpoint",
+            "method": said.get("quantization"), "kernel": said.get("quantization_kernel"),
+            "loaded_gb": loaded / 1e9 if loaded else None, "streamed_gb": streamed / 1e9 if streamed else None, "parameters": parameters,
+            "bits": 8 * streamed / parameters if streamed and parameters else None, "formats": facts.get("by_format") or {},
+            "kv_cache_tokens": said.get("kv_cache_tokens"), "full_requests": said.get("max_concurrency")}
+
+
+def _fitted(fit: StepFit) -> dict[str, Any]:
+    return {"fixed_ms": fit.fixed_ms, "fixed_low": fit.fixed_interval[0], "fixed_high": fit.fixed_interval[1], "slope_ms": fit.slope_ms,
+            "slope_low": fit.slope_interval[0], "slope_high": fit.slope_interval[1], "r2": fit.r2, "crossover": fit.crossover,
+            "fit_reason": fit.reason, "batches": list(fit.batches)}
+
+
+def _flood(run: Run) -> dict[str, Any]:
+    """The measured floods of an arm: the median of the repeats (the lower of two middle ones), invalid ones only where there is no other."""
+    points = [point for point in run.points if point.get("load") == "flood" and point["pass"] == "measured"]
+    used = [point for point in points if point["validity"]["valid"]] or points
+    if not used:
+        return {"flood_repeats": 0, "flood_valid": False}
+    summaries = [point["summary"] for point in used]
+    steady = all(summary.get("steady_output_tok_s") is not None for summary in summaries)
+    tok, req = ("steady_output_tok_s", "steady_req_s") if steady else ("output_tok_s", "completed_req_s")
+    rates = sorted(summary[tok] for summary in summaries if summary.get(tok) is not None)
+    if not rates:
+        return {"flood_repeats": len(used), "flood_valid": False}
+    middle = next(summary for summary in summaries if summary.get(tok) == rates[(len(rates) - 1) // 2])
+    return {"flood_tok_s": middle[tok], "flood_req_s": middle.get(req), "flood_running": middle.get("running_mean"),
+            "flood_n": middle.get("completed"), "flood_repeats": len(rates), "flood_low": rates[0], "flood_high": rates[-1],
+            "flood_kind": "steady window" if steady else "whole point", "flood_valid": any(point["validity"]["valid"] for point in used)}
+
+
+def _roles(rows: pd.DataFrame, first: str) -> list[str]:
+    """`base`, then by parameters: `same` (within 5 percent), `bigger`, else `other`. The first of a role has it, further ones are `other`.
+
+    Where parameters are not known (a hub model whose files the record did not see), a variant that loads more is the bigger model.
+    """
+    roles, start = [], rows[rows["arm"] == first].iloc[0]
+    for row in rows.to_dict("records"):
+        ratio = _over(row["parameters"], start["parameters"]) or _over(row["loaded_gb"], start["loaded_gb"])
+        counted = row["parameters"] is not None and start["parameters"] is not None
+        role = ("base" if row["arm"] == first else "other" if ratio is None else "bigger" if ratio > BIGGER else
+                "same" if counted and ratio > 1 / BIGGER else "other")
+        roles.append(role if role not in roles else "other")
+    return roles
+
+
+def by_role(rows: pd.DataFrame, role: str) -> dict[str, Any] | None:
+    """The row of a role as a dict, or null."""
+    found = rows[rows["role"] == role]
+    return found.iloc[0].to_dict() if len(found) else None
+
+
+# --- predictions and what came out ------------------------------------------------------------------------------------
+
+
+def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
+    """Each variant against the base one (`rows`: from `variants`); empty where the base was not measured.
+
+    Columns: arm, role, real, `streamed`, `loaded`, `parameters` (predicted ratios of the fixed term), measured (ratio of the fixed terms),
+    low, high (its approximate 95 % interval, or null), slope, slope_low, slope_high (ratios of the slopes), one (ratio of step times at a batch
+    of one), flood (ratio of tokens/s), off_percent (measured over the streamed bytes' prediction, less 1), nearest (texts of the
+    nearest prediction and of those that cannot be told from it), says (`bytes`, `parameters` or `cannot tell`), reason.
+    """
+    start, found = by_role(rows, "base"), []
+    if start is None:
+        return pd.DataFrame(columns=PAIR_COLUMNS)
+    for row in rows[rows["role"] != "base"].to_dict("records"):
+        measured, low, high = ratio_interval(row, start, "fixed")
+        slope, slope_low, slope_high = ratio_interval(row, start, "slope")
+        predicted = {"streamed": _over(row["streamed_gb"], start["streamed_gb"]), "loaded": _over(row["loaded_gb"], start["loaded_gb"]),
+                     "parameters": _over(row["parameters"], start["parameters"])}
+        floods = row["flood_valid"] and start["flood_valid"] and row["flood_kind"] == start["flood_kind"]
+        flood = _over(row["flood_tok_s"], start["flood_tok_s"]) if floods else None
+        bytes_ = predicted["streamed"] or predicted["loaded"]
+        found.append({"arm": row["arm"], "role": row["role"], "real": row["real"], **predicted, "measured": measured, "low": low, "high": high,
+                      "slope": slope, "slope_low": slope_low, "slope_high": slope_high, "one": _over(row["one_ms"], start["one_ms"]), "flood": flood,
+                      "off_percent": 100 * (measured / bytes_ - 1) if measured and bytes_ else None, **judge(predicted, measured, low, high)})
+        if measured is None:
+            found[-1]["reason"] = row["fit_reason"] or start["fit_reason"] or "a fixed term that is not above 0 has no ratio"
+    frame = pd.DataFrame(found, columns=PAIR_COLUMNS).astype(object)
+    return frame.where(frame.notna(), None)
+
+
+PAIR_COLUMNS = ["arm", "role", "real", "streamed", "loaded", "parameters", "measured", "low", "high", "slope", "slope_low", "slope_high", "one",
+                "flood", "off_percent", "nearest", "says", "reason"]
+
+
+def ratio_interval(over: dict[str, Any], under: dict[str, Any], term: str) -> tuple[float | None, float | None, float | None]:
+    """Ratio of one term (`fixed` or `slope`) of two fits with an approximate 95 % interval; nulls where a term is not above 0.
+
+    The fits are independent, so their relative half-widths add as squares, on the logarithm (first-order propagation of error).
+    """
+    a, b = over[f"{term}_ms"], under[f"{term}_ms"]
+    if not (a and b and a > 0 and b > 0):
+        return None, None, None
+    if over[f"{term}_high"] is None or under[f"{term}_high"] is None:
+        return a / b, None, None
+    half = math.hypot((over[f"{term}_high"] - a) / a, (under[f"{term}_high"] - b) / b)
+    return a / b, a / b * math.exp(-half), a / b * math.exp(half)
+
+
+def judge(predicted: dict[str, float | None], measured: float | None, low: float | None = None, high: float | None = None) -> dict[str, Any]:
+    """Which prediction is nearest to the measured ratio: {"nearest": [texts], "says", "reason"}.
+
+    Distance is the factor between them, whichever way. Predictions within 1 percent of the nearest count with it. `says` is `cannot tell` where
+    parameters and bytes predict the same, or where the measured ratio's interval holds both.
+    """
+    known = {name: value for name, value in predicted.items() if value}
+    nothing: dict[str, Any] = {"nearest": [], "says": "cannot tell", "reason": None}
+    if measured is None or not known:
+        return nothing | {"reason": "the ratio was not measured" if measured is None else "neither bytes nor parameters are known"}
+    best = min(known, key=lambda name: abs(math.log(known[name] / measured)))
+    names = [name for name, value in known.items() if abs(math.log(value / known[best])) <= SAME]
+    nearest = [PREDICTORS[name] for name in names]
+    kinds = {"parameters" if name == "parameters" else "bytes" for name in names}
+    if len(kinds) > 1 or "parameters" not in known or len(known) == 1:
+        return nothing | {"nearest": nearest, "reason": "bytes and parameters do not predict different things here" if len(kinds) > 1 else
+                          "bytes and parameters are not both known"}
+    bytes_ = [value for name, value in known.items() if name != "parameters"]
+    if low is not None and high is not None and low <= known["parameters"] <= high and any(low <= value <= high for value in bytes_):
+        return nothing | {"nearest": nearest, "reason": f"the interval of the measured ratio, {low:.2f} to {high:.2f}, holds both predictions"}
+    return {"nearest": nearest, "says": kinds.pop(), "reason": None}
+
+
+def verdict(pairs: pd.DataFrame) -> tuple[str, str]:
+    """Did "bytes, not parameters, set the speed" hold? (`held`, `moved`, `did not hold` or `not measured here`, and because of what).
+
+    Held: in every pair that can tell, bytes are nearest, and the streamed bytes' prediction is off by at most `CLOSE_PERCENT`. Moved: bytes are
+    nearest everywhere, but further off. Did not hold: parameters are nearest in at least one pair.
+    """
+    telling = [row for row in pairs.to_dict("records") if row["says"] != "cannot tell"]
+    if not telling:
+        reasons = [f"{row['arm']}: {row['reason']}" for row in pairs.to_dict("records") if row["reason"]]
+        return "not measured here", "; ".join(reasons) or "there is no second variant on this rig"
+    words = [f"{row['arm']}: measured {row['measured']:.2f}, " + ", ".join(f"{PREDICTORS[name]} {row[name]:.2f}" for name in PREDICTORS if row[name])
+             for row in telling]
+    if any(row["says"] == "parameters" for row in telling):
+        return "did not hold", "; ".join(words)
+    close = all(abs(row["off_percent"]) <= CLOSE_PERCENT or (row["low"] is not None and row["low"] <= row["streamed"] <= row["high"])
+                for row in telling if row["streamed"]) and any(row["streamed"] for row in telling)
+    return "held" if close else "moved", "; ".join(words)
+
+
+def _over(value: Any, under: Any) -> float | None:
+    return float(value) / float(under) if value and under else None
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def quality(arms: ArmSet) -> pd.DataFrame:
+    """What the words cost: one row a testable arm.
+
+    Columns: arm, real, perplexity, text_tokens, perplexity_ratio (over the base's), continuations, identical (those equal to the base's in every
+    token), agreed_tokens (before each first difference), continuation_tokens, agreed_percent, reason (why a value is null).
+    Arms with random weights have no words to compare. Another number of scored tokens is another text: then there is no ratio.
+    """
+    found = {arm: _said_of(run) for arm, run in arms.testable.items()}
+    first = base(arms)
+    start = found.get(first) if first else None
+    rows = []
+    for arm, run in arms.testable.items():
+        said, real = found[arm], run.document["model"].get("weights") == "checkpoint"
+        row: dict[str, Any] = {"arm": arm, "real": real, "reason": None}
+        if said is None:
+            row["reason"] = "it was not asked" if real else "random weights: right bytes, meaningless words"
+        else:
+            row |= {"perplexity": said.get("perplexity"), "text_tokens": said.get("text_tokens"), "reason": said.get("reason"),
+                    "continuations": len(said.get("continuations") or []), "continuation_tokens": said.get("continuation_tokens")}
+            if start and arm != first:
+                same_text = said.get("text_tokens") == start.get("text_tokens")
+                row["perplexity_ratio"] = _over(said.get("perplexity"), start.get("perplexity")) if same_text else None
+                row["reason"] = row["reason"] or (None if same_text else "not comparable: another number of scored tokens")
+                row |= agreement(start.get("continuations") or [], said.get("continuations") or [])
+        rows.append(row)
+    columns = ["arm", "real", "perplexity", "text_tokens", "perplexity_ratio", "continuations", "identical", "agreed_tokens", "continuation_tokens",
+               "agreed_percent", "reason"]
+    frame = pd.DataFrame(rows, columns=columns).astype(object)
+    return frame.where(frame.notna(), None)
+
+
+def _said_of(run: Run) -> dict[str, Any] | None:
+    """What the last measured quality point of a run brought, or null."""
+    points = [point for point in run.points if point.get("kind") == "quality" and point["pass"] == "measured" and point.get("bench")]
+    return points[-1]["bench"] if points else None
+
+
+def agreement(base_: list[list[int]], other: list[list[int]]) -> dict[str, Any]:
+    """How far greedy continuations go together: identical (count), agreed_tokens, agreed_percent of the base's tokens.
+
+    Only tokens before the first difference count: after it the two write on from different texts. Continuations that one side lacks count
+    as not agreed.
+    """
+    if not base_ or not other:
+        return {"identical": None, "agreed_tokens": None, "agreed_percent": None}
+    agreed = identical = 0
+    for left, right in zip(base_, other, strict=False):
+        together = next((place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+        agreed += together
+        identical += bool(left) and left == right
+    total = sum(map(len, base_))
+    return {"identical": identical, "agreed_tokens": agreed, "agreed_percent": 100 * agreed / total if total else None}
+
+
+# --- under the profiler -----------------------------------------------------------------------------------------------
+
+
+def traced(arms: ArmSet) -> dict[str, Any]:
+    """The trace of each testable arm: {arm: path or null}; the first point of the pass `trace` that left one."""
+    paths = {}
+    for arm, run in arms.testable.items():
+        found = [run.trace(point["point"]) for point in run.points if point["pass"] == "trace"]
+        paths[arm] = next((path for path in found if path is not None), None)
+    return paths

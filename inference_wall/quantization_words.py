@@ -1,0 +1,281 @@
+"""Part 5 in words and tables that depend on the data.
+
+What:   sentences (Markdown) and HTML tables from `part_5.look`.
+Why:    prose that is typed must stay true however a measurement comes out: also when a variant is refused, a fit is not possible, fewer
+        bits are slower, or no weights are real.
+Use:    found = part_5.look(arms); display(Markdown(thesis_sentence(found))); display(HTML(bytes_table(found)))
+Not:    named numbers (`part_5`), the analysis (`quantization`), figures (`quantization_figures`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from . import quantization, tables, trace
+from .chart import digits
+from .errors import WallError
+from .part_5 import Findings
+from .trace_families import NO_OPERATOR
+
+SMALL_PERCENT = 5.0  # a difference that is called small
+
+
+def variants_sentence(found: Findings) -> str:
+    """Which variants were measured, refused, or are missing, and which have real weights."""
+    real = [f"`{row['arm']}`" for row in found.rows.to_dict("records") if row["real"]]
+    random = [f"`{row['arm']}`" for row in found.rows.to_dict("records") if not row["real"]]
+    parts = []
+    if real:
+        parts.append(f"Measured with the weights of a real checkpoint: {_listed(real)}.")
+    if random:
+        parts.append(f"Measured with random weights of a real model's shape: {_listed(random)}. The bytes are right, the words mean nothing.")
+    parts += [f"**The engine refused `{name}`: {reason.rstrip('.')}.** It is not testable here." for name, reason in found.arms.refused.items()]
+    if found.arms.missing:
+        parts.append(f"No record yet of {_listed([f'`{name}`' for name in found.arms.missing])}.")
+    if not found.rows.empty and len(found.rows) == 1:
+        parts.append("With one variant there is nothing to compare on this rig; the published pair below is all that this page can judge.")
+    return " ".join(parts)
+
+
+def width_sentence(found: Findings) -> str:
+    """How many bytes the unquantized weight has here, which is not the same on every machine."""
+    start = found.role("base")
+    width = {"float32": 4, "float16": 2, "bfloat16": 2}.get(str(start["dtype"])) if start else None
+    if width is None:
+        return "How many bytes an unquantized weight has on this rig is not in the record."
+    text = f"The unquantized weights are `{start['dtype']}` here: **{width} bytes each**."
+    if width == 4:
+        text += (" On a GPU they would have 2. So a step down to 8 bits saves more on this machine, in proportion, than it would save there, and a "
+                 "ratio from this page must not be carried over to a GPU.")
+    return text
+
+
+def bytes_table(found: Findings) -> str:
+    """One row a variant: parameters, formats, bytes, room, and the bound that follows."""
+    rows = [(row["arm"], f"{row['parameters'] / 1e6:,.1f} M" if row["parameters"] is not None else "not known", _formats(row),
+             _unit(row["loaded_gb"], "GB"), _unit(row["streamed_gb"], "GB"), _unit(row["stream_ms"], "ms"),
+             "not said" if row["kv_cache_tokens"] is None else f"{row['kv_cache_tokens']:,.0f} tokens") for row in found.rows.to_dict("records")]
+    rows += [(name, "refused", "–", "–", "–", "–", "–") for name in found.arms.refused]
+    return tables._plain_table(["variant", "parameters", "stored as", "loaded", "streamed in a step", "bound of a step", "room in the cache"], rows,
+                               "part_5_bytes.csv")
+
+
+def _formats(row: dict[str, Any]) -> str:
+    largest_first = sorted(row["formats"].items(), key=lambda item: -item[1]["parameters"])
+    parts = [f"{entry['parameters'] / 1e6:,.1f} M in {name}" for name, entry in largest_first if entry["parameters"]]
+    return ", ".join(parts) or "not known"
+
+
+def bound_sentence(found: Findings) -> str:
+    """The prediction of each rule for each pair, before any measurement."""
+    parts = []
+    for pair in found.pairs.to_dict("records"):
+        known = [f"{quantization.PREDICTORS[name]} say **{pair[name]:.2f}**" for name in quantization.PREDICTORS if pair[name] is not None]
+        parts.append(f"For `{pair['arm']}`: {', '.join(known) or 'nothing can be predicted, since its files are not known'}.")
+    if not parts:
+        return "This rig has no pair of variants with a record, so the rules have nothing to predict here."
+    return ("The fixed term of a variant, over that of the unquantized one, should be the ratio of whatever sets it. " + " ".join(parts))
+
+
+def kernels_table(found: Findings) -> str:
+    """What proves which kernel ran: the engine's log, and the matrix operator that took most time in the trace."""
+    rows = []
+    for row in found.rows.to_dict("records"):
+        name, share = top_operator(quantization.traced(found.arms).get(row["arm"]))
+        rows.append((row["arm"], row["method"] or "none", row["kernel"] or ("none: not quantized" if row["role"] == "base" else "not said"),
+                     name or "no trace", f"{100 * share:.0f} %" if share is not None else "–"))
+    return tables._plain_table(["variant", "method, by the log", "kernel, by the log", "longest matrix operator, by the trace", "of the step"], rows,
+                               "part_5_kernels.csv")
+
+
+def top_operator(path: Path | None) -> tuple[str | None, float | None]:
+    """The matrix multiplication with the most self time in a trace and its share of the steps; nulls without a trace or such an operator."""
+    try:
+        frame = trace.operators(path) if path is not None else None
+    except WallError:
+        frame = None
+    if frame is None or frame.empty:
+        return None, None
+    found = frame[(frame["family"] == "matrix multiplication") & (frame["name"] != NO_OPERATOR)]
+    return (None, None) if found.empty else (str(found.iloc[0]["name"]), float(found.iloc[0]["share"]))
+
+
+def kernel_sentence(found: Findings) -> str:
+    """Whether the quantized variants are proven to have run in fewer bits: the log names a kernel, and the trace another operator."""
+    others = [row for row in found.rows.to_dict("records") if row["role"] != "base"]
+    if not others:
+        return "No quantized variant was measured, so there is no kernel to prove."
+    paths = quantization.traced(found.arms)
+    start = found.role("base")
+    usual = top_operator(paths.get(start["arm"]))[0] if start else None
+    parts = []
+    for row in others:
+        own = top_operator(paths.get(row["arm"]))[0]
+        said = f"the log names `{row['kernel']}`" if row["kernel"] else "the log names no kernel"
+        if own is None or usual is None:
+            seen = "there is no pair of traces to check it against"
+        elif own == usual:
+            seen = f"but the trace spends its time in `{own}`, as the unquantized variant does"
+        else:
+            seen = f"and the trace spends its time in `{own}`, where the unquantized variant is in `{usual}`"
+        sure = "" if row["kernel"] and own and usual and own != usual else " **That is no proof.**"
+        parts.append(f"`{row['arm']}`: {said}, {seen}.{sure}")
+    return " ".join(parts)
+
+
+def steps_table(found: Findings) -> str:
+    """The line of each variant: fixed term, slope, their intervals, step time at a batch of one, and the bandwidth that the fixed term implies."""
+    rows = [(row["arm"], _ranged(row["fixed_ms"], row["fixed_low"], row["fixed_high"], row["fit_reason"]),
+             _ranged(row["slope_ms"], row["slope_low"], row["slope_high"], row["fit_reason"]), _unit(row["one_ms"], "ms"),
+             _unit(row["effective_gb_s"], "GB/s"), "–" if row["of_bandwidth_percent"] is None else f"{row['of_bandwidth_percent']:.0f} %")
+            for row in found.rows.to_dict("records")]
+    return tables._plain_table(["variant", "fixed term, ms", "for each sequence, ms", "step of a batch of 1", "streamed bytes over fixed term",
+                                "of the measured bandwidth"], rows, "part_5_steps.csv")
+
+
+def thesis_sentence(found: Findings) -> str:
+    """Which rule was nearest for each pair, and whether the thesis of the series held on this rig."""
+    verdict, _ = found.verdict
+    parts = []
+    for pair in found.pairs.to_dict("records"):
+        if pair["measured"] is None:
+            parts.append(f"`{pair['arm']}`: no ratio, because {pair['reason']}.")
+            continue
+        interval = f" (about 95 percent: {pair['low']:.2f} to {pair['high']:.2f})" if pair["low"] is not None else ""
+        near = f"Nearest: {' and '.join(pair['nearest'])}." if pair["nearest"] else ""
+        doubt = f" It cannot tell bytes from parameters: {pair['reason']}." if pair["says"] == "cannot tell" and pair["reason"] else ""
+        parts.append(f"`{pair['arm']}`: measured **{pair['measured']:.2f}**{interval}. {near}{doubt}")
+    close = f"{quantization.CLOSE_PERCENT:.0f} percent"
+    ends = {"held": f"**The thesis held here:** in every pair that can tell, bytes are nearest, within {close} or within the interval.",
+            "moved": f"**The thesis held in direction only:** bytes are nearer than parameters, but off by more than {close}.",
+            "did not hold": "**The thesis did not hold on this rig:** for at least one pair the number of parameters was the better guide.",
+            "not measured here": "**Not decided here:** no pair of variants on this rig can tell bytes from parameters."}
+    return "\n".join([*(f"- {part}" for part in parts), "", ends[verdict]])
+
+
+def bandwidth_sentence(found: Findings) -> str:
+    """How near the fixed terms come to what bytes over bandwidth allow, and what that says about the machine's limit."""
+    known = [row for row in found.rows.to_dict("records") if row["of_bandwidth_percent"] is not None]
+    if not known:
+        return "Whether the fixed terms are a matter of bytes cannot be said: bytes, bandwidth or fit are missing."
+    parts = ", ".join(f"`{row['arm']}` {row['of_bandwidth_percent']:.0f} percent" for row in known)
+    text = f"Streamed bytes over the fixed term, as a share of the bandwidth measured before the run: {parts}. "
+    start = found.role("base")
+    first = start["of_bandwidth_percent"] if start else None
+    fewer = [row for row in known if row["role"] != "base"]
+    if any(row["of_bandwidth_percent"] > 100 for row in known):
+        text += ("More than 100 percent means that part of the weights stayed in a cache of the processor between two steps, or that the fit's fixed "
+                 "term is off. ")
+    if first is not None and fewer and all(row["of_bandwidth_percent"] < 0.8 * first for row in fewer):
+        text += ("With fewer bits the share falls. So with fewer bits the step waits for something else than bytes: for arithmetic, or for the "
+                 "software between operators, which is the same whatever the weights weigh.")
+    elif first is not None and fewer and all(row["of_bandwidth_percent"] >= 0.8 * first for row in fewer):
+        text += "It stays about the same in every format, which is what one expects of a step that waits for its bytes."
+    else:
+        text += "The share is not the same in all formats, and there is no one rule in it."
+    return text
+
+
+def same_sentence(found: Findings) -> str:
+    """One model, two formats: what fewer bits bought at a batch of one, at large batches, and in the flood."""
+    pair, row, start = found.pair("same"), found.role("same"), found.role("base")
+    if pair is None or row is None or start is None:
+        return "**One model in two formats was not measured on this rig.**"
+    parts = []
+    if pair["one"] is not None:
+        parts.append(f"a step of one sequence takes {pair['one']:.2f} times as long ({digits(row['one_ms'])} against {digits(start['one_ms'])} ms)")
+    if pair["slope"] is not None:
+        parts.append(f"each further sequence costs {pair['slope']:.2f} times as much")
+    if pair["flood"] is not None:
+        parts.append(f"the flood gives {pair['flood']:.2f} times the tokens a second")
+    if not parts:
+        return f"Of `{row['arm']}` against `{start['arm']}`, the same model in fewer bits, nothing could be compared."
+    return f"`{row['arm']}` against `{start['arm']}`, the same model in fewer bits: {'; '.join(parts)}."
+
+
+def bigger_sentence(found: Findings) -> str:
+    """A bigger model in fewer bits against a smaller one without: the exchange that the series proposes."""
+    pair, row, start = found.pair("bigger"), found.role("bigger"), found.role("base")
+    if pair is None or row is None or start is None:
+        return "**A bigger model in fewer bits was not measured on this rig.**"
+    size = f"{pair['parameters']:.2f} times the parameters" if pair["parameters"] else "more bytes to load"
+    streamed = f" and {pair['streamed']:.2f} times the streamed bytes" if pair["streamed"] else ""
+    text = f"`{row['arm']}` has {size}{streamed} of `{start['arm']}`."
+    if pair["flood"] is None:
+        return text + " Their floods cannot be compared: one was not measured or is not valid."
+    text += f" In the flood it gives **{100 * pair['flood']:.0f} percent** of the tokens a second."
+    if pair["parameters"] and pair["streamed"]:
+        text += f" Streamed bytes alone would let one expect {100 / pair['streamed']:.0f} percent, parameters {100 / pair['parameters']:.0f}."
+    return text
+
+
+def room_sentence(found: Findings) -> str:
+    """What the variants leave of the memory for requests."""
+    known = [row for row in found.rows.to_dict("records") if row["kv_cache_tokens"] is not None]
+    if len(known) < 2:
+        return "Whether fewer bits left more room for requests cannot be said: fewer than two servers stated the size of their cache."
+    parts = _listed([f"`{row['arm']}` {row['kv_cache_tokens']:,.0f} tokens" for row in known])
+    if max(row["kv_cache_tokens"] for row in known) <= 1.01 * min(row["kv_cache_tokens"] for row in known):
+        return f"The caches are equal ({parts}), so room decides nothing between these variants."
+    return (f"The caches differ: {parts}. Whatever the weights leave of the memory goes to the cache (where its size is not set by hand), and a "
+            "model's own shape decides how much of it a token takes.")
+
+
+def quality_table(found: Findings) -> str:
+    """Perplexity and agreement of each variant, or why there is none."""
+    rows = []
+    for row in found.quality.to_dict("records"):
+        identical = "–" if row["identical"] is None else f"{row['identical']:.0f} of {row['continuations']:.0f}"
+        agreed = "–" if row["agreed_percent"] is None else f"{row['agreed_percent']:.0f} %"
+        rows.append((row["arm"], "checkpoint" if row["real"] else "random", _plain(row["perplexity"], ".2f"), _plain(row["perplexity_ratio"], ".3f"),
+                     identical, agreed, row["reason"] or ""))
+    heads = ["variant", "weights", "perplexity", "over unquantized", "identical continuations", "tokens before the first difference", "remark"]
+    return tables._plain_table(heads, rows, "part_5_quality.csv")
+
+
+def quality_sentence(found: Findings) -> str:
+    """What the words cost, or that this rig cannot say."""
+    asked = [row for row in found.quality.to_dict("records") if row["perplexity_ratio"] is not None]
+    parts = []
+    for row in asked:
+        change = 100 * (row["perplexity_ratio"] - 1)
+        size = "a small change" if abs(change) <= SMALL_PERCENT else "a change to notice"
+        parts.append(f"In `{row['arm']}` the {{term}}`perplexity` of the fixed text is {change:+.1f} percent off the unquantized one's, {size}; "
+                     f"{row['identical']:.0f} of {row['continuations']:.0f} continuations are the same in every token.")
+    absent = [f"`{row['arm']}`" for row in found.quality.to_dict("records") if not row["real"]]
+    if absent:
+        parts.append(f"**No quality check for {_listed(absent)}:** the weights are random. What fewer bits do to such a model's words was not "
+                     "measured here, and cannot be.")
+    if not asked:
+        parts.insert(0, "**No pair of real weights could be compared in words on this rig.**")
+    return " ".join(parts)
+
+
+def trace_words(found: Findings) -> str:
+    """The traces of all variants in words, one paragraph each."""
+    paragraphs = []
+    for arm, path in quantization.traced(found.arms).items():
+        try:
+            paragraphs.append(f"`{arm}`: " + (trace.words(path) if path is not None else "no trace was recorded."))
+        except WallError as problem:
+            paragraphs.append(f"`{arm}`: the trace cannot be read ({problem.message}).")
+    return "\n\n".join(paragraphs) or "No variant was measured, so there is no trace."
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "none"
+
+
+def _unit(value: float | None, unit: str) -> str:
+    return "not known" if value is None else f"{digits(value)} {unit}"
+
+
+def _plain(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"
+
+
+def _ranged(value: float | None, low: float | None, high: float | None, reason: str | None) -> str:
+    if value is None:
+        return f"no fit: {reason}"
+    return digits(value) + (f" ({digits(low) if low >= 0 else '< 0'} to {digits(high)})" if low is not None else "")

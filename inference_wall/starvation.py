@@ -1,0 +1,319 @@
+"""A KV cache that is too small: what fits, who is put out, and what that costs.
+
+What:   `bounds` says before any measurement how many requests of each load fit, and how often the rules alone would put one out
+        (`block_rules`). `counts` says what the engine counted, and whether a zero may be believed. `pauses` finds in the streams
+        the requests that were put out. `onset` splits the counts at the first completion. `price` is what it costs.
+Why:    "no preemption" was published once because a log line could not print. A zero is worth something only where the
+        same counter was seen to move, or where the arithmetic says that there is nothing to put out.
+Use:    bounds(arms); counts(arms); pauses(run.frame("requests", point), run.frame("chunks", point))
+Not:    drawing (`starvation_figures`), sentences and named numbers (`part_4`), the author's figures.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from . import block_rules
+from .arms import ArmSet
+from .block_rules import Cache
+from .records import Run
+from .samples import UNIT_S, counter_delta, first_s, last_s, request_stalls, series, ticks
+
+CONTROL = "positive"  # the load that must move the counter
+LEAST_STEPS = 3  # tokens another request received while one had none: an ordinary step gives everybody one
+WHOLE_PROMPT_AFTER = (0, 18)  # up to this version a prompt was let in by its first piece; see `block_rules`
+
+
+# --- the cache and the room formula -----------------------------------------------------------------------------------
+
+
+def cache_of(run: Run) -> tuple[Cache | None, str]:
+    """The cache of an arm from what its server said: (cache, "") or (None, reason).
+
+    One block of the pool is the engine's own (it points at nothing) and holds no tokens. How many further blocks a request
+    takes for its recurrent state follows from the server's own concurrency: blocks / concurrency - ceil(length / block size),
+    which is 0 for a model with attention only.
+    """
+    said = run.said
+    lacking = [name for name in ("kv_cache_blocks", "block_size") if said.get(name) is None]
+    if lacking:
+        return None, f"the server did not say its {' and '.join(lacking)}"
+    blocks, size = said["kv_cache_blocks"], said["block_size"]
+    length = said.get("max_concurrency_tokens") or said.get("max_model_len")
+    if not said.get("max_concurrency") or not length:
+        return None, "the server did not say how many requests of full length fit"
+    each = blocks / said["max_concurrency"]
+    whole = round(each)
+    # The log rounds the concurrency to two digits behind the point.
+    if abs(each - whole) > 0.02 + 0.005 * each / said["max_concurrency"] or whole < math.ceil(length / size):
+        return None, (f"{blocks} blocks and a concurrency of {said['max_concurrency']:g} give {each:.3g} blocks a request, which is not "
+                      f"ceil({length} / {size}) and whole blocks of state")
+    return Cache(blocks - 1, size, whole - math.ceil(length / size)), ""
+
+
+def formula_concurrency(run: Run) -> tuple[float | None, str]:
+    """Requests of the longest length that fit, by the room formula over all blocks of the pool, as the server counts them."""
+    cache, reason = cache_of(run)
+    if cache is None:
+        return None, reason
+    return (cache.blocks + 1) / cache.need(run.said.get("max_concurrency_tokens") or run.said["max_model_len"]), ""
+
+
+def cuts(arms: ArmSet) -> list[str]:
+    """Names of the testable arms with a cut cache, the largest cache first."""
+    return sorted((name for name in arms.testable if name.startswith("blocks-")), key=lambda name: -int(name.rpartition("-")[2]))
+
+
+def tightest(arms: ArmSet) -> str | None:
+    """The arm with the smallest cache that could be tested, or None."""
+    return (cuts(arms) or [None])[-1]
+
+
+def natural(arms: ArmSet) -> str | None:
+    return "natural" if "natural" in arms.testable else None
+
+
+def points(arms: ArmSet) -> pd.DataFrame:
+    """The measured floods: the rows of `arms.frame()` with a load of this post, in plan order. May be empty."""
+    frame = arms.frame()
+    if frame.empty:
+        return frame
+    return frame[(frame["pass"] == "measured") & (frame["kind"] == "bench")].reset_index(drop=True)
+
+
+def loads(arms: ArmSet) -> list[str]:
+    frame = points(arms)
+    return list(dict.fromkeys(frame["load"])) if len(frame) else []
+
+
+def whole_prompt_rule(version: str) -> bool:
+    """Whether this engine lets a prompt in only when all of it fits (rule 3 of `block_rules`)."""
+    numbers = re.match(r"(\d+)\.(\d+)", str(version))
+    return numbers is None or (int(numbers[1]), int(numbers[2])) > WHOLE_PROMPT_AFTER
+
+
+def bound(cache: Cache, requests: int, input_len: int, output_len: int, seats: int | None, budget: int | None,
+          whole_prompt: bool = True) -> dict[str, Any]:
+    """What room formula and rules say of a flood before it is measured.
+
+    need_start, need_end: blocks of one request when it is let in and just before it ends. admitted: how many the blocks let in
+    at once, at most `seats` and `requests`. fits: how many of them fit at their end. demand: blocks of all admitted at their
+    end; must: demand is more than there is, so somebody has to go. worst: blocks of as many as may ever run together, all at
+    their end; where that fits, nobody can be put out. rules: what `block_rules.play` counts, with rules_before (the first end) and
+    read_again (tokens); None where seats or budget are not known.
+    """
+    most = input_len + output_len - 1
+    cap = min(requests, seats or requests)
+    admitted, fits = min(cap, cache.room(input_len)), min(cap, cache.room(most))
+    demand = admitted * cache.need(most)
+    found = {"usable": cache.blocks, "need_start": cache.need(input_len), "need_end": cache.need(most), "worst": cap * cache.need(most),
+             "admitted": admitted, "fits": fits, "demand": demand, "demand_over_room": demand / cache.blocks, "must": demand > cache.blocks,
+             "rules": None, "rules_before": None, "read_again": None, "rules_reason": ""}
+    if not seats or not budget:
+        return found | {"rules_reason": "seats or step budget were left at the engine's default and not said"}
+    try:
+        outcome = block_rules.play(cache, requests, input_len, output_len, seats, budget, whole_prompt)
+    except ValueError as problem:
+        return found | {"rules_reason": str(problem)}
+    return found | {"rules": outcome.preemptions, "rules_before": outcome.before_first_end, "read_again": outcome.read_again_tokens}
+
+
+def bounds(arms: ArmSet) -> pd.DataFrame:
+    """One row an arm and load: arm, load, num_prompts, input_len, output_len, the entries of `bound`, and reason where there is no cache.
+
+    `input_len` is the longest prompt as the server counted it: one token more than was asked for can take one more block.
+    """
+    rows = []
+    frame = points(arms)
+    for arm, load in _pairs(frame):
+        row = frame[(frame["arm"] == arm) & (frame["load"] == load)].iloc[0]
+        run = arms[arm]
+        cache, reason = cache_of(run)
+        counted = run.frame("requests", int(row["point"]))["prompt_tokens"].max()
+        row = row if pd.isna(counted) else row.mask(row.index == "input_len", counted)
+        entry = {"arm": arm, "load": load, **{name: int(row[name]) for name in ("num_prompts", "input_len", "output_len")}, "reason": reason}
+        if cache is not None:
+            entry |= bound(cache, entry["num_prompts"], entry["input_len"], entry["output_len"], seats_of(run),
+                           run.said.get("max_num_batched_tokens"), whole_prompt_rule(run.document["engine"]["version"]))
+        rows.append(entry)
+    return pd.DataFrame(rows)
+
+
+def seats_of(run: Run) -> int | None:
+    """max_num_seqs of the arm, or None where it was left at the engine's default."""
+    return run.document["flags"].get("max-num-seqs")
+
+
+def _pairs(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    return list(dict.fromkeys(zip(frame["arm"], frame["load"], strict=True))) if len(frame) else []
+
+
+# --- what was counted -------------------------------------------------------------------------------------------------
+
+
+def counts(arms: ArmSet) -> pd.DataFrame:
+    """One row a measured point: the columns of `points` and
+
+    raw         what the counter gained (null: not sampled)        preemptions  the count to quote; null where `raw` proves nothing
+    proof       `counted` (above zero), `control` (zero, and the same server's counter moved elsewhere), `room` (zero, and by the
+                room formula all that may ever run together fit at their end; no sample shows a full cache), or "" with `why`
+    before, after, first_end_s, end_s   see `onset`                excess  prompt tokens the server counted beyond those sent
+    usage_max   largest sampled share of the cache, 0 to 1         pauses  answers that stopped while others went on, see `pauses`
+    """
+    frame = points(arms)
+    if frame.empty:
+        return frame
+    bound_of = {(row["arm"], row["load"]): row for row in bounds(arms).to_dict("records")}
+    rows = []
+    for row in frame.to_dict("records"):
+        run, index = arms[row["arm"]], int(row["point"])
+        requests, chunks, metrics = (run.frame(name, index) for name in ("requests", "chunks", "metrics"))
+        start, end = first_s(requests["sent"]), last_s(requests["end"])
+        time, used, _ = series(metrics, "kv_cache_usage")
+        used = used[(time >= start) & (time <= end)]
+        usage = float(used.max()) if used.size else None
+        raw, why = _known(row["preemptions"]), ""
+        if raw is None:
+            raw, why = counter_delta(metrics, "preemptions_total", start, end)
+        split = onset(requests, metrics)
+        proof, quoted = "", None
+        if raw:
+            proof, quoted = "counted", raw
+        elif raw == 0:
+            proof, why = _zero(arms, row, bound_of[row["arm"], row["load"]], usage)
+            quoted = 0 if proof else None
+        gained = counter_delta(metrics, "prompt_tokens_total", start, end)[0]
+        excess = None if gained is None else gained - int(requests.loc[requests["sent"].notna(), "prompt_tokens"].sum())
+        rows.append(row | {"raw": raw, "preemptions": quoted, "proof": proof, "why": why, "usage_max": usage, "excess": excess,
+                           "pauses": len(pauses(requests, chunks)), "duration_s": end - start,
+                           **{name: split[name] for name in ("before", "after", "first_end_s", "end_s")}})
+    found = pd.DataFrame(rows)
+    whole = ("raw", "preemptions", "before", "after", "excess")
+    return found.astype({name: "Int64" for name in whole})
+
+
+def _zero(arms: ArmSet, row: dict[str, Any], expected: dict[str, Any], usage: float | None) -> tuple[str, str]:
+    """Whether a counter that stayed still means that nothing happened: (proof, reason)."""
+    frame = arms.frame()
+    here = frame[(frame["arm"] == row["arm"]) & (frame["server_start"] == row["server_start"])]
+    if (pd.to_numeric(here["preemptions"], errors="coerce").fillna(0) > 0).any():
+        return "control", "the same server's counter moved under another load"
+    if expected["reason"]:
+        return "", f"the counter never moved on this server, and what fits is not known: {expected['reason']}"
+    if expected["worst"] <= expected["usable"] and not (usage is not None and usage >= 1):
+        return "room", f"the counter never moved on this server; the load can never hold more than {expected['worst']} of {expected['usable']} blocks"
+    return "", "the counter never moved on this server, so its zero proves nothing"
+
+
+def _known(value: Any) -> int | None:
+    return None if value is None or pd.isna(value) else int(value)
+
+
+def onset(requests: pd.DataFrame, metrics: pd.DataFrame | None) -> dict[str, Any]:
+    """Preemptions until the first request ends, and from then on.
+
+    Until the first end nobody gives blocks back, so the batch can only over-fill; what comes later is how the server lives
+    with it. Returns first_end_s and end_s (seconds since the first request was sent), before, after (null where the counter was
+    not sampled) and reason. The counter is sampled, so `before` reaches to the first sample after that end.
+    """
+    start, end = first_s(requests["sent"]), last_s(requests["end"])
+    first_end = first_s(requests.loc[requests["outcome"] == "completed", "end"])
+    if math.isnan(first_end) or math.isnan(start):
+        return {"first_end_s": None, "end_s": None, "before": None, "after": None, "reason": "no request completed"}
+    before, reason = counter_delta(metrics, "preemptions_total", start, first_end)
+    every, reason_all = counter_delta(metrics, "preemptions_total", start, end)
+    after = None if before is None or every is None else every - before
+    return {"first_end_s": first_end - start, "end_s": end - start, "before": before, "after": after, "reason": reason or reason_all}
+
+
+def moves(metrics: pd.DataFrame, start_s: float, end_s: float) -> pd.DataFrame:
+    """When the counter moved: columns time_s (of the sample that first shows it) and gained, in [start_s, end_s]; empty if never."""
+    time, value, why = series(metrics, "preemptions_total")
+    inside = (time >= start_s) & (time <= end_s) if not why else np.zeros(0, bool)
+    gained = np.diff(value, prepend=value[0])[inside] if inside.any() else np.zeros(0)
+    return pd.DataFrame({"time_s": time[inside][gained > 0], "gained": gained[gained > 0]})
+
+
+# --- who was put out --------------------------------------------------------------------------------------------------
+
+
+def pauses(requests: pd.DataFrame, chunks: pd.DataFrame) -> pd.DataFrame:
+    """Stretches in which one answer stopped while others went on: one row each, by time.
+
+    Columns: request, start, end (record units), pause_s, missed (tokens that the busiest other request received meanwhile),
+    place (how many of the requests that were in the batch at its start had been let in before it), behind (how many
+    had been let in later), tokens_before. A slow step stops everybody for one token and is not among them: somebody else
+    must have received `LEAST_STEPS` at least. A request that was put out before its first token leaves no trace here.
+    """
+    columns = ["request", "start", "end", "pause_s", "missed", "place", "behind", "tokens_before"]
+    ordered = chunks[chunks["tokens"] > 0].sort_values(["request", "time"], kind="stable", ignore_index=True)
+    if ordered.empty:
+        return pd.DataFrame(columns=columns)
+    before = ordered.groupby("request")["time"].shift()
+    gap = ordered["time"] - before
+    typical = float(gap.median()) if gap.notna().any() else 0.0
+    # Only a gap of several typical ones can hold several tokens of somebody else.
+    chosen = ordered.assign(start=before, so_far=ordered.groupby("request")["tokens"].cumsum() - ordered["tokens"])[gap > 1.5 * typical]
+    by_time = ordered.sort_values("time", kind="stable")
+    times, owners, sizes = (by_time[name].to_numpy() for name in ("time", "request", "tokens"))
+    rows = []
+    for row in chosen.itertuples():
+        inside = slice(np.searchsorted(times, row.start, side="right"), np.searchsorted(times, row.time, side="left"))
+        if inside.stop <= inside.start:
+            continue
+        received = np.bincount(owners[inside].astype(int), weights=sizes[inside])
+        if received.max() >= LEAST_STEPS:
+            rows.append((row.request, row.start, row.time, (row.time - row.start) * UNIT_S, int(received.max()), None, None, row.so_far))
+    found = pd.DataFrame(rows, columns=columns).sort_values(["start", "request"], kind="stable", ignore_index=True)
+    return _with_places(found, requests, typical)
+
+
+def _with_places(found: pd.DataFrame, requests: pd.DataFrame, typical: float) -> pd.DataFrame:
+    """Who had been let in before and after each paused request, among those that streamed when its pause began."""
+    known = requests[requests["first_token"].notna()].set_index("request")
+    sent, first, end = known["sent"].astype(float), known["first_token"].astype(float), known["end"].astype(float)
+    places, behinds = [], []
+    for row in found.itertuples():
+        earlier = found[found["end"] <= row.start].groupby("request")["end"].max()
+        since = first.copy()
+        since.update(earlier.astype(float))  # let in again when its pause ended
+        # A step's chunks reach the client one after another: half a step tells two steps apart.
+        at = row.start + typical / 2
+        out = found[(found["start"] <= at) & (found["end"] > at)]["request"]
+        others = since[(since <= at) & (end.fillna(math.inf) > at) & ~since.index.isin(out)]
+        mine = since[row.request]
+        same = (others - mine).abs() <= typical / 2
+        later = ((others > mine) & ~same) | (same & (sent.reindex(others.index) > sent[row.request]))
+        places.append(int((~later).sum()))
+        behinds.append(int(later.sum()))
+    return found.assign(place=places, behind=behinds)
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def price(found: pd.DataFrame, roomy: str, cut: str) -> pd.DataFrame:
+    """One row a load and repeat that two arms share, from `counts`: load, repeat, and for both (natural_, cut_) duration_s, output_tok_s,
+    completed, num_prompts, e2e and stall (p50, max; ms); duration_x and e2e_p50_x, cut over natural. Valid points only; may be empty."""
+    columns = ["duration_s", "output_tok_s", "completed", "num_prompts", "e2e_p50_ms", "e2e_max_ms", "stall_p50_ms", "stall_max_ms"]
+    sides = [found[(found["arm"] == arm) & found["valid"].astype(bool)].set_index(["load", "repeat"])[columns].add_prefix(f"{name}_")
+             for name, arm in (("natural", roomy), ("cut", cut))]
+    joined = sides[0].join(sides[1], how="inner").reset_index()
+    for name in ("duration_s", "e2e_p50_ms"):
+        stem = name.rpartition("_")[0]
+        joined[f"{stem}_x"] = pd.to_numeric(joined[f"cut_{name}"], errors="coerce") / pd.to_numeric(joined[f"natural_{name}"], errors="coerce")
+    return joined
+
+
+def samples(requests: pd.DataFrame, chunks: pd.DataFrame, latency: str) -> pd.Series:
+    """One observed value a completed request, in seconds, by request: `e2e` (from the intended time), `ttft` or `stall`."""
+    done = requests[requests["outcome"] == "completed"].set_index("request")
+    if latency == "stall":
+        return request_stalls(chunks[chunks["request"].isin(done.index)])
+    until = {"e2e": "end", "ttft": "first_token"}[latency]
+    return pd.Series((ticks(done[until]) - ticks(done["intended"])) * UNIT_S, index=done.index, name=latency)

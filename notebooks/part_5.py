@@ -1,0 +1,266 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Part 5: Fewer bits
+#
+# A weight is a number, and a number can be stored in more or fewer bits. Fewer bits mean fewer bytes, and a {term}`step`
+# has to move all {term}`weights` once. So a tempting sentence goes: bytes, not parameters, set the speed. If it is true,
+# a model with twice the parameters at half the bits comes for free.
+# **Does a step take as long as its bytes, or as its parameters? And what do the words lose?**
+#
+# We serve one model in its full width, then with fewer bits, then a bigger one with fewer bits.
+
+# %% tags=["parameters"]
+rig = "auto"  # the machine and model; see experiments/rigs
+mode = "recorded"  # or "live": start servers, measure, then read the records
+base_url = ""  # a server that already runs
+scale = 1.0  # multiplies every prompt count
+variants = ""  # names of the rig's variants, such as "float32,int8"; empty: all that are not optional
+batches = ""  # equal streams at once, for the step times
+repeats = ""
+port = ""
+
+# %%
+from IPython.display import HTML, Markdown, display
+
+from inference_wall import headline, part_5, post, quantization, quantization_figures, quantization_words, tables, trace_figures
+
+arms = post.open_runs("part_5", rig=rig, mode=mode, base_url=base_url, scale=scale, variants=variants, batches=batches, repeats=repeats, port=port)
+found = part_5.look(arms)
+numbers = part_5.numbers(arms)
+traces = quantization.traced(arms)
+
+# %% [markdown]
+# ## Setup
+#
+# Each variant has a server of its own. Machine, engine and flags are the same; the model folder is not. The table shows
+# the first one, which the others are compared with.
+
+# %%
+display(HTML(tables.setup_table(arms.first, numbers)))
+
+# %%
+display(Markdown(quantization_words.variants_sentence(found)))
+
+# %% [markdown]
+# {term}`Quantization <quantization>`, as it was done to the small model that comes with this book, is short enough to say
+# in full. Take one row of a table of weights. Find its largest weight. Spread the whole numbers from -128 to 127 over
+# that range, and replace each weight by the nearest of them. Keep one more number a row, the *scale*, to turn whole
+# numbers back into weights. The table of words at the model's entrance and exit stays as it is.
+#
+# Three loads go to each server:
+#
+# - **Steps:** {num}`part_5.here.batches` equal streams at once, {num}`part_5.here.steps_output_len` tokens each, and
+#   nothing else arrives. That shows what one step takes.
+# - **A flood:** {num}`part_5.here.flood_num_prompts` prompts of {num}`part_5.here.flood_input_len` tokens at once, with
+#   answers of {num}`part_5.here.flood_output_len`. That shows what a server gives when it also has to read prompts.
+# - **A check of the words,** where the weights are real.
+#
+# ## How many bytes
+#
+# Two numbers are easily confused. *Loaded* bytes must fit into memory. {term}`Streamed bytes <streamed bytes>` are moved
+# in every step. A table in which a step looks up a few rows is loaded and hardly streamed. Whether that is a large
+# difference depends on the model: in some, the same table is also the output layer, and then it is streamed after all.
+
+# %%
+display(HTML(quantization_words.bytes_table(found)))
+
+# %%
+display(quantization_figures.bytes_bars(found.rows))
+
+# %%
+display(Markdown(quantization_words.width_sentence(found)))
+
+# %% [markdown]
+# ## The bound, before we measure
+#
+# Just before the first server started, this machine moved memory at {num}`part_5.here.base_bandwidth_gb_s:.1f unit`, the
+# better of copying and reading. The unquantized variant streams {num}`part_5.here.base_streamed_gb:.2f unit` a step. So a
+# step of it takes at least **{num}`part_5.here.base_stream_ms:.1f unit`**, however few sequences share it. The table above
+# has the same bound for the others.
+#
+# The step time of a batch is not one number but a line:
+#
+# > step time = fixed term + batch × slope
+#
+# The fixed term is what all share, above all the stream of weights. The slope is what each sequence adds. Fewer bits in
+# the weights should shrink the fixed term. They have no hold on the slope as far as that is made of a sequence's own
+# notes, which keep their format.
+#
+# Three rules compete for the fixed term: it could follow the streamed bytes, the loaded bytes, or the number of
+# parameters.
+
+# %%
+display(Markdown(quantization_words.bound_sentence(found)))
+
+# %% [markdown]
+# There is a reason to doubt all of them. A step waits for whichever takes longest: for bytes, or for arithmetic. A GPU has
+# hundreds of operations to spend on each byte that it moves, so a small batch waits for bytes. A processor has few, and
+# with one thread fewer still. There, arithmetic may be the limit, and bytes that nobody waits for cost nothing.
+#
+# ## What ran
+#
+# A format is only as fast as the {term}`kernel` that multiplies by it. Some engines unpack the weights first and then do
+# what they always did; that saves memory and no time. So before any speed: did the quantized weights run as such? The
+# server's log names the kernel that it chose, and a trace names the operator that took the time.
+
+# %%
+display(HTML(quantization_words.kernels_table(found)))
+
+# %%
+display(Markdown(quantization_words.kernel_sentence(found)))
+
+# %% [markdown]
+# ## The steps
+
+# %%
+display(quantization_figures.step_lines(found.rows, found.steps, found.fits))
+
+# %%
+display(HTML(quantization_words.steps_table(found)))
+
+# %%
+display(Markdown(quantization_words.same_sentence(found)))
+
+# %% [markdown]
+# ## Bytes, or parameters?
+#
+# Now the predictions from above, and what came out.
+
+# %%
+display(quantization_figures.ratios(found.pairs, part_5.published_pairs()))
+
+# %%
+display(Markdown(quantization_words.thesis_sentence(found)))
+
+# %%
+display(Markdown(quantization_words.bandwidth_sentence(found)))
+
+# %% [markdown]
+# ## The flood
+#
+# A step of pure {term}`decode` is not yet a service. A server also reads prompts, and reading is arithmetic: each prompt
+# token passes through every parameter, whatever its format. So a bigger model pays for its size again, at a place where
+# bytes do not help.
+
+# %%
+display(quantization_figures.throughput(found.rows, found.steps, found.fits))
+
+# %%
+display(Markdown(quantization_words.bigger_sentence(found)))
+
+# %%
+display(Markdown(quantization_words.room_sentence(found)))
+
+# %% [markdown]
+# ## What the words lose
+#
+# Speed is half of the bargain. Each server with real weights was shown the same plain text of
+# {num}`part_5.here.quality_text_tokens` tokens and asked how likely it finds each of them. {term}`Perplexity <perplexity>`
+# sums that up: the number of equally good guesses among which the model is torn, on average. Less is better. Then it
+# continued {num}`part_5.here.quality_continuations` short beginnings, always with the likeliest token. Two variants that
+# part at one token go on from different texts, so only the tokens before the first difference are compared.
+
+# %%
+display(HTML(quantization_words.quality_table(found)))
+
+# %%
+display(Markdown(quantization_words.quality_sentence(found)))
+
+# %% [markdown]
+# Both questions went through the server and its kernels, not through another program that reads the same folder. Read the
+# result for what it is: a small check can show damage, and cannot show that there is none. Greedy continuations also part
+# for reasons that are no loss: where two tokens are almost equally likely, the last bit decides.
+#
+# ## One step, from inside
+#
+# The profiler slows the engine down, and not evenly. From a trace we read names and shares, never a latency.
+
+# %%
+for path in traces.values():
+    if path is not None:
+        display(trace_figures.step_strip(path))
+        break
+
+# %%
+for arm, path in traces.items():
+    if path is not None:
+        display(Markdown(f"Where the time of a step goes, variant `{arm}`:"))
+        display(trace_figures.operator_bars(path))
+
+# %%
+display(Markdown(quantization_words.trace_words(found)))
+
+# %% [markdown]
+# Fewer bits act on one family of operators, the multiplication by weights. Whatever the other families take is taken in
+# every format. The larger their share, the less there is to gain.
+#
+# ## The published A10G beside it
+#
+# {bdg-warning-line}`published by the author, not re-measured here`
+#
+# The author served a 4B model with 16-bit weights, and a 9B model with 4-bit weights made by a method called AWQ. The
+# second has {num}`published.a10g.awq_parameter_ratio:.2f` times the parameters, loads
+# {num}`published.a10g.awq_loaded_ratio:.2f` times the bytes, and gave {num}`published.a10g.awq_flood_percent:.0f` percent
+# of the tokens a second in a flood. (An early page of the series says {num}`published.a10g.awq_stated_share:.0%`; the
+# logs and the later text say {num}`published.a10g.awq_flood_percent:.0f` percent.) The series explains the loss by the
+# loaded bytes: one over {num}`published.a10g.awq_loaded_ratio:.2f` is {num}`published.a10g.awq_share_by_bytes:.0%`, which
+# is close.
+#
+# Close, and by its own numbers not the reason. Loaded bytes would have to show in the fixed term, where the weights are.
+# The published fixed terms are {num}`published.a10g.fp16_fixed_ms:.1f unit` and
+# {num}`published.a10g.awq_fixed_ms:.1f unit`: a ratio of **{num}`published.a10g.awq_fixed_ratio:.2f`**, not of
+# {num}`published.a10g.awq_loaded_ratio:.2f`.
+#
+# Streamed bytes explain it. From the shapes of the two models a step of the 4B streams
+# {num}`published.a10g.fp16_streamed_gb:.2f unit`. For the 9B we assume that only the largest matrices of each layer have
+# 4 bits; then its text part loads {num}`published.a10g.awq_text_gib:.1f unit` of the
+# {num}`published.a10g.awq_loaded_gib:.2f unit` that the log prints (the rest would be the part that sees images, which
+# this server never runs), and a step streams {num}`published.a10g.awq_streamed_gb:.2f unit`. The ratio is
+# {num}`published.a10g.awq_streamed_ratio:.2f`. The difference to the loaded bytes is mostly the 9B's table of words,
+# which is looked up and not streamed. Both models then ran at over
+# {num}`published.a10g.fp16_of_bandwidth_percent:.0f` percent of the bandwidth that the author measured.
+#
+# So the shared part of a step is nearly equal, and the lost {num}`published.a10g.awq_lost_percent:.0f` percent must come
+# from elsewhere: each sequence costs {num}`published.a10g.awq_slope_ratio:.2f` times as much, prompts are read by a larger
+# model, and the cache seats fewer requests ({num}`published.a10g.awq_full_requests:.0f` of full length against
+# {num}`published.a10g.fp16_full_requests:.0f`). The published figures do not tell these three apart.
+
+# %%
+display(quantization_figures.relative(found.rows, found.fits, part_5.published_frame()))
+
+# %% [markdown]
+# To the left the batch is small and the fixed terms decide; to the right the slopes do. The stars are floods. Where a star
+# lies off its line, something that is not decode took part: the reading of prompts, or the number of seats.
+#
+# ## What to take away
+#
+# - **Count what a step streams, not what a server loads.** A table that is looked up costs memory and no time.
+# - **A format is a kernel.** Ask the log and the trace which one ran, before you believe a speed.
+# - **Fewer bits help where bytes are what a step waits for.** Divide streamed bytes by the fixed term. If that is near the
+#   machine's bandwidth, they are. If it is far below, look elsewhere first.
+# - **The slope does not care about weight bits.** In a large batch each sequence's own cost is most of the step.
+# - **A bigger model pays again when it reads prompts,** and it may seat fewer requests.
+# - **Look at the words.** A speed without a check of the words is half a result.
+#
+# ## What this page does not show
+#
+# One machine, {num}`part_5.here.repeats` repeat(s), and a plain rounding without calibration for the embedded model;
+# methods that look at data lose less. The kernels of other formats, and of GPUs, have their own limits. The interval of a
+# ratio is approximate. Weights that are random stand for bytes and not for words. And "quality" here is one text and a
+# few sentences: for a decision, ask your own questions.
+#
+# ## Reproduce
+
+# %%
+display(Markdown(headline.reproduce(arms)))

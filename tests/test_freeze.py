@@ -1,0 +1,228 @@
+"""The freeze: which gap belongs to which window, and what the counts say, on rows that were laid out by hand."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic_freeze import arm_set, load, refused, run, whole_set
+
+from inference_wall import freeze
+from inference_wall.samples import token_gaps
+
+
+def rows(victims, injected):
+    """Requests and chunks from seconds. victims: {request: [token times]}; injected: [(round, sent, first token or None, end or None)]."""
+    def unit(value):
+        return None if value is None else round(value * 1e5)
+
+    requests = [{"request": number, "role": "victim", "stream": number, "round": None, "sent": 0, "first_token": unit(times[0]),
+                 "end": unit(times[-1])} for number, times in victims.items()]
+    requests += [{"request": 100 + number, "role": "injected", "stream": None, "round": turn, "sent": unit(sent), "first_token": unit(first),
+                  "end": unit(end)} for number, (turn, sent, first, end) in enumerate(injected)]
+    frame = pd.DataFrame(requests).astype({"first_token": "Int64", "end": "Int64", "round": "Int16", "stream": "Int16"})
+    frame["intended"], frame["prompt_tokens"] = frame["sent"], 8
+    frame["outcome"] = ["completed" if pd.notna(end) else "failed" for end in frame["end"]]
+    chunks = pd.DataFrame([{"request": number, "time": unit(time), "tokens": 1} for number, times in victims.items() for time in times])
+    return frame, chunks
+
+
+def places(requests, chunks):
+    found = freeze.gaps(requests, chunks)
+    return dict(zip(found["end_s"].round(5), found["where"], strict=True))
+
+
+def test_each_gap_gets_its_place_by_the_written_rule():
+    # Injected at 2.5, first token at 5.0, answered at 7.0.
+    requests, chunks = rows({0: [1.0, 2.0, 3.0, 4.5, 5.0, 6.0, 7.0, 8.0]}, [(0, 2.5, 5.0, 7.0)])
+    assert places(requests, chunks) == {
+        2.0: "calm",    # over before the injection
+        3.0: "window",  # under way when it was sent
+        4.5: "window", 5.0: "window",
+        6.0: "tail",    # began as the first token came
+        7.0: "tail",
+        8.0: "calm",    # began as the answer ended
+    }  # fmt: skip
+    assert freeze.gaps(requests, chunks)["gap_s"].tolist() == pytest.approx([1, 1, 1.5, 0.5, 1, 1, 1])
+
+
+def test_a_gap_that_ends_as_the_injection_leaves_is_calm():
+    requests, chunks = rows({0: [1.0, 2.0, 3.0]}, [(0, 2.0, 2.5, 2.6)])
+    assert places(requests, chunks) == {2.0: "calm", 3.0: "window"}
+
+
+def test_the_window_lasts_until_the_last_of_several_prompts_has_its_first_token():
+    requests, chunks = rows({0: [1.0, 2.0, 3.0, 4.0, 5.0]}, [(0, 1.5, 2.0, 9.0), (0, 1.4, 3.5, 4.5)])
+    window = freeze.rounds(requests).iloc[0]
+    assert (window["sent_s"], window["last_first_s"], window["last_end_s"], window["injected"]) == pytest.approx((1.4, 3.5, 9.0, 2))
+    assert places(requests, chunks) == {2.0: "window", 3.0: "window", 4.0: "window", 5.0: "tail"}
+
+
+def test_a_stall_over_two_rounds_counts_once_when_pooled_and_in_both_rounds():
+    requests, chunks = rows({0: [1.0, 1.5, 9.0, 9.5]}, [(0, 2.0, 4.0, 5.0), (1, 6.0, 8.0, 8.5)])
+    found, windows = freeze.gaps(requests, chunks), freeze.rounds(requests)
+    stall = found[found["gap_s"] > 1].iloc[0]
+    assert (stall["where"], stall["round"], stall["windows"]) == ("window", 0, 2)
+    each = freeze.by_round(found, windows)
+    assert each["worst_s"].tolist() == pytest.approx([7.5, 7.5])
+    assert freeze.populations(requests, chunks)["window"]["n"] == 1
+
+
+def test_the_first_gap_of_a_request_is_ttft_and_never_a_gap():
+    requests, chunks = rows({0: [3.0, 3.1, 3.2]}, [(0, 1.0, 2.0, 2.5)])
+    result = freeze.populations(requests, chunks)
+    assert result["all"]["n"] == 2 and result["all"]["max_ms"] == pytest.approx(100.0)
+    assert result["victim_ttft"]["max_ms"] == 3000.0 and result["victim_ttft_window"]["n"] == 1
+
+
+def test_gaps_are_those_of_the_shared_rule_and_bundled_tokens_count():
+    requests, chunks = rows({0: [1.0, 2.0, 4.0], 1: [1.5, 2.5]}, [(0, 1.6, 1.8, 2.0)])
+    chunks.loc[1, "tokens"] = 3
+    assert sorted(freeze.gaps(requests, chunks)["gap_s"]) == pytest.approx(sorted(token_gaps(chunks)))
+
+
+def test_a_victim_that_failed_in_the_stall_keeps_its_gaps_and_its_silence_is_told():
+    requests, chunks = rows({0: [1.0, 2.0, 3.0], 1: [1.0, 2.0]}, [(0, 2.5, 6.0, 6.5)])
+    requests.loc[1, ["outcome", "end"]] = ["failed", 950_000]
+    result = freeze.populations(requests, chunks)
+    assert result["all"]["n"] == 3
+    assert result["unfinished_gap_ms"] == pytest.approx(7500.0)
+    assert result["outcomes"]["victim"] == {"completed": 1, "failed": 1}
+
+
+def test_a_round_whose_prompts_never_answered_is_neither_calm_nor_window():
+    requests, chunks = rows({0: [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}, [(0, 2.5, None, 4.5)])
+    assert places(requests, chunks) == {2.0: "calm", 3.0: "unclear", 4.0: "unclear", 5.0: "unclear", 6.0: "calm"}
+    result = freeze.populations(requests, chunks)
+    assert result["window"]["n"] == 0 and result["window"]["empty"] == "no sample" and result["window"]["max_ms"] is None
+    assert (result["rounds"], result["rounds_without_window"]) == (1, 1)
+    assert result["lost_ms"] is None and result["lost_reason"]
+    assert len(freeze.widening(freeze.gaps(requests, chunks), freeze.rounds(requests))) == 0
+
+
+def test_victims_that_ended_early_leave_an_empty_window_not_a_zero():
+    requests, chunks = rows({0: [0.1 * k for k in range(1, 11)]}, [(0, 5.0, 6.0, 7.0)])
+    result = freeze.populations(requests, chunks)
+    assert result["calm"]["n"] == 9 and result["window"]["n"] == 0
+    assert result["worst_by_round_ms"] == [] and result["hurt"]["window"] == 0
+
+
+def test_no_injection_at_all():
+    requests, chunks = rows({0: [0.1 * k for k in range(1, 11)]}, [])
+    result = freeze.populations(requests, chunks)
+    assert result["rounds"] == 0 and result["calm"]["n"] == result["all"]["n"] == 9
+    assert result["injected_ttft"]["n"] == 0 and result["prompt_tokens"] is None
+
+
+def test_points_are_not_mixed_although_their_request_numbers_are_equal():
+    requests, chunks = rows({0: [1.0, 2.0, 3.0]}, [(0, 1.5, 2.5, 2.6)])
+    late = [frame.assign(point=1) for frame in rows({0: [11.0, 12.0, 13.0]}, [(0, 15.0, 16.0, 17.0)])]
+    both = [pd.concat([frame.assign(point=0), other]) for frame, other in zip((requests, chunks), late, strict=True)]
+    found = freeze.gaps(*both)
+    assert found["gap_s"].tolist() == pytest.approx([1.0] * 4)
+    assert found["where"].tolist() == ["window", "window", "calm", "calm"]
+
+
+def test_hurt_tokens_and_lost_time_by_hand():
+    # A step of 20 ms; 1,000 prompt tokens in 4 steps of 250 cost 20 + 125 ms each; two victims, two rounds.
+    result = freeze.populations(*load(250))
+    assert result["calm"]["p50_ms"] == 20.0
+    assert result["window"]["max_ms"] == 145.0
+    # In a window lie the gap that was under way at the injection, which is not hurt, and the slices, which are.
+    assert result["hurt"]["window"] == result["hurt"]["broad"] == 2 * 2 * 4 and result["hurt"]["calm"] == 0
+    assert result["lost_ms"] == pytest.approx(500.0)  # 1,000 tokens at 0.5 ms, whatever the size of a slice
+    assert freeze.populations(*load(1000))["lost_ms"] == pytest.approx(500.0)
+    assert result["hurt"]["limit_ms"] == pytest.approx(60.0)
+    assert result["worst_by_round_ms"] == [145.0, 145.0]
+    assert result["reading_by_round_ms"] == [4 * 145.0 + 10.0] * 2  # sent half a step before the first slice
+
+
+def test_a_calm_median_of_zero_gives_no_hurt_count():
+    requests, chunks = rows({0: [float(k) for k in range(1, 12)]}, [(0, 20.0, 21.0, 22.0)])
+    hurt = freeze.populations(requests, chunks.assign(tokens=4))["hurt"]
+    assert hurt["broad"] is None and "bundled" in hurt["reason"]
+
+
+def test_widening_starts_with_the_window_and_ends_with_everything():
+    requests, chunks = load(1000, calm=400, rounds=4)  # 8 hurt tokens: in the p99 up to 799 tokens
+    found, windows = freeze.gaps(requests, chunks), freeze.rounds(requests)
+    wide = freeze.widening(found, windows)
+    assert wide["n"].iloc[0] == (found["where"] == "window").sum() and wide["n"].iloc[-1] == len(found)
+    assert wide["max_ms"].nunique() == 1  # the same stall all along
+    assert wide["seconds"].is_monotonic_increasing and wide["seconds"].iloc[0] == 0
+    known = wide["p99_ms"].dropna()
+    assert known.iloc[0] == 520.0 and known.iloc[-1] == 20.0  # the p99 forgets it
+    assert wide["p99_ms"].isna().iloc[0]  # so few gaps bear no p99
+
+
+def test_hides_after_counts_the_tokens_that_a_p99_leaves_out():
+    cases = freeze.read(whole_set())
+    case = cases["chunked-250", "light"]  # 8 hurt tokens an injection
+    tokens, seconds, why = freeze.hides_after(case)
+    assert (tokens, why) == (800, "") and seconds == pytest.approx(800 * 0.020 / 2)
+    gaps = np.r_[np.full(8, 1.0), np.zeros(792)]
+    assert freeze.percentile(gaps, 99) == 0.0 and freeze.percentile(gaps[:-1], 99) == 1.0
+
+
+# --- arms -------------------------------------------------------------------------------------------------------------
+
+
+def test_read_gives_each_arm_and_load_and_leaves_out_what_was_refused():
+    cases = freeze.read(arm_set(run("chunked-250", 250), refused()))
+    assert list(cases) == [("chunked-250", "light"), ("chunked-250", "heavy")]
+    assert cases["chunked-250", "heavy"].injected == 3
+
+
+@pytest.mark.parametrize(("arm", "load_name", "tokens"), [
+    ("chunked-250", "light", 248),   # two victims take a token each
+    ("unchunked", "light", 1000),
+    ("unchunked", "heavy", 1000),    # room for 1,998: one whole prompt
+])
+def test_tokens_of_the_fullest_step(arm, load_name, tokens):
+    assert freeze.read(whole_set())[arm, load_name].step_tokens == tokens
+
+
+def test_a_budget_above_the_prompt_is_limited_by_the_prompt_and_by_the_seats():
+    cases = freeze.read(arm_set(run("chunked-5000", 5000)))
+    assert cases["chunked-5000", "light"].step_tokens == 1000
+    assert cases["chunked-5000", "heavy"].step_tokens == 3000
+    narrow = run("chunked-5000", 5000)
+    narrow.document["flags"]["max-num-seqs"] = 4
+    assert freeze.read(arm_set(narrow))["chunked-5000", "heavy"].step_tokens == 2000
+
+
+def test_an_arm_that_did_the_opposite_is_not_used():
+    stubborn = run("unchunked", 2000)  # the log says that chunking is on
+    cases = freeze.read(arm_set(run("chunked-250", 250), stubborn))
+    assert not cases["unchunked", "light"].as_asked
+    assert "off" not in freeze.roles(cases, "light") and freeze.roles(cases, "light")["best"].arm == "chunked-250"
+
+
+def test_invalid_points_are_kept_apart_and_marked():
+    bad = run("chunked-250", 250)
+    bad.points[0]["validity"] = {"valid": False, "reasons": ["drift"]}
+    case = freeze.read(arm_set(bad))["chunked-250", "light"]
+    assert not case.usable and case.reasons == ["drift"] and case.populations["window"]["n"] > 0
+    assert freeze.roles({("chunked-250", "light"): case}, "light") == {}
+
+
+def test_roles_choose_by_budget_and_by_the_worst_stall():
+    found = freeze.roles(freeze.read(whole_set()), "light")
+    assert {name: case.arm for name, case in found.items()} == {
+        "off": "unchunked", "smallest": "chunked-100", "largest": "chunked-500", "best": "chunked-100"}
+
+
+def test_prefill_speed_is_read_at_the_largest_budget():
+    case, speed, why = freeze.prefill_speed(freeze.read(whole_set()))
+    assert case.arm == "chunked-500" and why == ""
+    assert speed == pytest.approx(1000 / (0.010 + 3 * 0.020 + 0.500))  # slices of 498, 498 and 4 tokens
+    assert freeze.prefill_speed({})[0] is None and freeze.prefill_speed({})[2]
+
+
+def test_the_cost_of_a_prompt_token_comes_out_of_the_stalls():
+    cost = freeze.prefill_cost(freeze.read(whole_set()))
+    # Steps hold 98, 248, 498 and 1,000 prompt tokens, at both loads.
+    assert cost["ms_per_token"] == pytest.approx(0.5) and cost["fixed_ms"] == pytest.approx(20.0) and cost["n"] == 8
+    assert cost["tok_s"] == pytest.approx(2000)
+    few = freeze.prefill_cost(freeze.read(arm_set(run("chunked-250", 250))))
+    assert few["ms_per_token"] is None and "needs 3" in few["reason"] and math.isfinite(few["n"])

@@ -1,0 +1,195 @@
+"""What Part 5 says of its records: numbers, sentences, tables, the author's figures, and that the post asks for nothing that does not exist."""
+
+import json
+import re
+
+import pytest
+import synthetic_quantization as toy
+from bs4 import BeautifulSoup
+from test_quantization import SETS
+
+from inference_wall import part_5, published, published_numbers, quantization_words, rigs, trace
+
+NOTEBOOK = (rigs.root() / "notebooks" / "part_5.py").read_text(encoding="utf-8")
+ROLE = re.compile(r"\{([\w-]+)\}`([^`]+)`")
+SENTENCES = ("variants", "width", "bound", "kernel", "thesis", "bandwidth", "same", "bigger", "room", "quality")
+TABLES = ("bytes", "kernels", "steps", "quality")
+
+
+@pytest.fixture(params=SETS.values(), ids=SETS.keys())
+def any_set(request):
+    return request.param()
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    return part_5.numbers(SETS["whole"]())
+
+
+def value(entries, name):
+    return entries[name]["value"]
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_null_has_a_reason_and_every_value_is_strict_json(any_set):
+    entries = part_5.numbers(any_set)
+    json.dumps(entries, allow_nan=False)
+    for name, entry in entries.items():
+        assert (entry["value"] is None) == bool(entry["reason"]), name
+    assert {"headline", "headline_published", "shape", "shape_because"} <= set(entries)
+    assert value(entries, "shape") in ("held", "moved", "did not hold", "not measured here") and value(entries, "shape_because")
+
+
+def test_names_without_an_arm_do_not_depend_on_what_was_measured(any_set, numbers):
+    def common(entries):
+        return {name for name in entries if not name.startswith("arm_")}
+
+    assert common(part_5.numbers(any_set)) == common(numbers)
+
+
+def test_numbers_of_the_toy(numbers):
+    assert value(numbers, "headline") == "60 %" and value(numbers, "headline_published") == "75 %"
+    assert value(numbers, "shape") == "held"
+    assert value(numbers, "base_fixed_ms") == pytest.approx(20) and value(numbers, "same_ratio_measured") == pytest.approx(0.5)
+    assert value(numbers, "bigger_ratio_flood_percent") == pytest.approx(60) and value(numbers, "arm_int8_streamed_gb") == 0.25
+    assert value(numbers, "same_perplexity_change_percent") == pytest.approx(5) and value(numbers, "base_perplexity") == 20
+    assert value(numbers, "bigger_perplexity") is None and "random" in numbers["bigger_perplexity"]["reason"]
+    assert value(numbers, "batches") == "1, 2, 4, 8" and value(numbers, "flood_num_prompts") == 48
+    assert (value(numbers, "variants"), value(numbers, "variants_measured"), value(numbers, "variants_refused")) == (4, 3, 1)
+    assert numbers["same_fixed_ms"]["run"].startswith("int8-") and numbers["base_fixed_ms"]["run"].startswith("float32-")
+
+
+def test_an_invalid_flood_gives_no_headline():
+    bigger = toy.bigger()
+    next(point for point in bigger.points if point["load"] == "flood")["validity"] = {"valid": False, "reasons": ["failures"]}
+    entries = part_5.numbers(toy.arm_set(toy.base(), bigger))
+    assert value(entries, "headline") is None and "not valid" in entries["headline"]["reason"]
+
+
+# --- sentences and tables ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_every_sentence_is_whole_for_every_set(any_set, name):
+    text = getattr(quantization_words, f"{name}_sentence")(part_5.look(any_set))
+    assert not re.search(r"\b(nan|None|inf)\b", text), text
+    assert text == "" or text.strip().endswith((".", "**", ")")), text
+    assert text.count("**") % 2 == 0 and text.count("`") % 2 == 0
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_has_a_row_a_variant(any_set, name):
+    found = part_5.look(any_set)
+    text = getattr(quantization_words, f"{name}_table")(found)
+    rows = BeautifulSoup(text, "html.parser").select("tbody tr")
+    assert len(rows) == len(found.rows) + (len(found.arms.refused) if name == "bytes" else 0)
+    assert not re.search(r"\b(nan|None)\b", text)
+
+
+@pytest.mark.parametrize(("name", "sentence", "said"), [
+    ("whole", "variants", "`int4`: its kernel computes in 16 bits"), ("whole", "variants", "random weights of a real model's shape: `bigger-int8`"),
+    ("whole", "width", "**4 bytes each**"), ("whole", "bound", "streamed bytes say **0.50**"), ("whole", "thesis", "**The thesis held here:**"),
+    ("whole", "bandwidth", "`float32` 100 percent"), ("whole", "bandwidth", "stays about the same"), ("whole", "same", "0.52 times as long"),
+    ("whole", "bigger", "**60 percent**"), ("whole", "bigger", "let one expect 95 percent, parameters 38"), ("whole", "room", "caches are equal"),
+    ("whole", "quality", "+5.0 percent"), ("whole", "quality", "**No quality check for `bigger-int8`:**"), ("whole", "kernel", "That is no proof"),
+    ("one variant", "thesis", "Not decided here"), ("one variant", "variants", "nothing to compare"), ("one variant", "bigger", "not measured"),
+    ("base missing", "variants", "No record yet of `float32`"), ("no flood", "bigger", "cannot be compared"), ("no facts", "bandwidth", "cannot be said"),
+    ("all refused", "kernel", "no kernel to prove"),
+])
+def test_sentences_follow_the_data(name, sentence, said):
+    assert said in getattr(quantization_words, f"{sentence}_sentence")(part_5.look(SETS[name]()))
+
+
+def test_a_thesis_that_fails_is_said_to_fail():
+    slow = toy.Run("int8", toy.SAME | {"fixed": 1_800}, flood=210.0)
+    found = part_5.look(toy.arm_set(toy.base(), slow))
+    assert "did not hold on this rig" in quantization_words.thesis_sentence(found)
+    assert "waits for something else than bytes" in quantization_words.bandwidth_sentence(found)
+
+
+def test_sixteen_bits_need_no_warning():
+    found = part_5.look(toy.arm_set(toy.base(dtype="float16")))
+    assert quantization_words.width_sentence(found) == "The unquantized weights are `float16` here: **2 bytes each**."
+
+
+def test_a_kernel_is_proven_by_log_and_trace(monkeypatch, tmp_path):
+    import pandas as pd
+
+    paths = {name: tmp_path / name for name in ("a", "b")}
+    names = {paths["a"]: "aten::linear", paths["b"]: "_C::onednn_scaled_mm"}
+    monkeypatch.setattr(trace, "operators", lambda path: pd.DataFrame([
+        {"name": "attention", "family": "attention", "share": 0.5}, {"name": names[path], "family": "matrix multiplication", "share": 0.4}]))
+    runs = []
+    for run, path in ((toy.base(), paths["a"]), (toy.same(), paths["b"])):
+        run.add({"load": "steps", "kind": "streams", "num_prompts": 1, "output_len": 40, "pass": "trace"}, toy.streams(1, 2_000, 100, 40))
+        run._traces[run.points[-1]["point"]] = path
+        runs.append(run)
+    found = part_5.look(toy.arm_set(*runs))
+    text = quantization_words.kernel_sentence(found)
+    assert "the log names `CPUInt8`, and the trace spends its time in `_C::onednn_scaled_mm`, where the unquantized variant is in `aten::linear`" in text
+    assert "no proof" not in text and "40 %" in quantization_words.kernels_table(found)
+    names[paths["b"]] = "aten::linear"
+    assert "no proof" in quantization_words.kernel_sentence(found)
+
+
+# --- the author's figures ---------------------------------------------------------------------------------------------
+
+
+def test_published_numbers_have_places_and_collide_with_none():
+    entries, others = part_5.published(), published_numbers.numbers()
+    for name, entry in entries.items():
+        assert entry["value"] is not None and entry["where"] and entry["source"] == "published", name
+        assert f"published.a10g.{name}" not in others, name
+    json.dumps(entries, allow_nan=False)
+
+
+def test_published_ratios_by_hand():
+    entries = part_5.published()
+    assert value(entries, "awq_loaded_ratio") == pytest.approx(11.21 / 8.61) and value(entries, "awq_fixed_ratio") == pytest.approx(19.32 / 19.08)
+    assert value(entries, "awq_flood_percent") == pytest.approx(100 * 821.37 / 1092.09) and value(entries, "awq_slope_ratio") == pytest.approx(395 / 313)
+    # 9B: 32 layers x 3 x 4096 x 12288 weights in 4 bits and 20 bits for each 128; the 2,084,327,424 others of the layers and the output head in 16
+    mlp = 32 * 3 * 4096 * 12288
+    streamed = mlp * (4 + 20 / 128) / 8 + 2 * (6_919_290_880 - mlp) + 2 * 248_320 * 4096
+    assert value(entries, "awq_streamed_gb") == pytest.approx(streamed / 1e9) and value(entries, "fp16_streamed_gb") == pytest.approx(8.411152384)
+    assert value(entries, "awq_text_gib") == pytest.approx((streamed + 2 * 248_320 * 4096) / 2**30)
+    assert value(entries, "awq_text_gib") < value(entries, "awq_loaded_gib"), "the assumed text part must fit into what was loaded"
+    assert value(entries, "awq_nearest") == "streamed bytes"
+
+
+def test_the_published_pair_is_judged_like_ours():
+    (pair,) = part_5.published_pairs().to_dict("records")
+    assert pair["says"] == "bytes" and pair["parameters"] == 2.25 and pair["low"] is None
+
+
+# --- the post ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_number_of_the_post_exists_and_fits_its_format(numbers):
+    known = {f"part_5.here.{name}": entry for name, entry in numbers.items()}
+    known |= {f"published.a10g.{name}": entry for name, entry in part_5.published().items()} | published.numbers()
+    used = [content for role, content in ROLE.findall(NOTEBOOK) if role == "num"]
+    assert len(used) > 25
+    for content in used:
+        key, _, spec = content.removesuffix(" unit").partition(":")
+        assert key in known, key
+        assert known[key]["value"] is not None, key
+        format(known[key]["value"], spec)
+        assert known[key]["unit"] or not content.endswith(" unit"), key
+
+
+def test_the_parameters_of_the_post_are_those_of_the_protocol():
+    cell = NOTEBOOK.split('tags=["parameters"]')[1].split("# %%")[0]
+    names = re.findall(r"^(\w+) = ", cell, flags=re.M)
+    assert names == list(rigs.load_protocol("part_5").parameters)
+    call = NOTEBOOK.split('post.open_runs("part_5"')[1].split(")\n")[0]
+    assert sorted(re.findall(r"(\w+)=\1", call)) == sorted(names)
+
+
+def test_no_measured_number_is_typed_into_the_prose():
+    """Digits left in the prose are names (A10G, 4B, 9B, 16-bit) and the range of a whole number of 8 bits."""
+    for part in NOTEBOOK.split("# %% [markdown]")[1:]:
+        prose = re.sub(r"\{[\w-]+\}`[^`]+`|`[^`]+`", "", part.split("# %%\n")[0])
+        prose = re.sub(r"A10G|\b[49]B\b|\b(16|4)-bit\b|\b4\s+#?\s*bits\b|-128 to 127|Part 5", "", prose)
+        assert not re.search(r"\d", prose), prose

@@ -1,0 +1,273 @@
+"""Cache starvation: the room formula, the scheduler's rules, believable zeros, and who was put out, on hand-made and on played records."""
+
+import copy
+import math
+from functools import lru_cache
+
+import pandas as pd
+import pytest
+
+from inference_wall import block_rules, starvation, stats
+from inference_wall.arms import ArmSet
+from inference_wall.block_rules import Cache
+
+# --- a record in the right shape, without a server ------------------------------------------------------------------------
+
+LOADS = {"positive": (32, 224, 24), "balanced": (128, 128, 24), "long": (448, 32, 16)}
+DECODE, PREFILL, OWN = 2000, 4000, 300  # record units (10 us): a step, what a prompt adds, the spread of one step's chunks
+
+
+class FakeRun:
+    """What pages ask of a record, from rows made here."""
+
+    def __init__(self, arm, blocks, block_size=128, length=2048, seats=16, state_blocks=0):
+        each = math.ceil(length / block_size) + state_blocks
+        self.arm, self.name, self.not_testable, self.points, self._frames = arm, f"{arm}-made", None, [], {}
+        self.path, self.is_local = None, True
+        self.said = {"kv_cache_blocks": blocks, "block_size": block_size, "max_concurrency": round(blocks / each, 2),
+                     "max_concurrency_tokens": length, "kv_cache_tokens": blocks * block_size, "max_num_batched_tokens": 2048,
+                     "max_model_len": length}
+        self.document = {"post": "part_4", "arm": arm, "rig": {"name": "cpu", "title": "made"}, "started": "2026-01-01T00:00:00+00:00",
+                         "set_arms": None,
+                         "engine": {"version": "0.32.0", "table_exact": True}, "flags": {"max-num-seqs": seats, "max-model-len": length},
+                         "model": {"name": "made", "dtype": "float32", "weights": "checkpoint"},
+                         "settings": {"repeats": 1}, "parameters": {"scale": 1.0},
+                         "starts": [{"server": {"said": self.said, "ready_s": 20.0, "argv": ["vllm", "serve", "model"]}, "server_start": 0,
+                                     "host": {}, "gpus": []}]}
+
+    def add(self, load, repeat=0, counter=True):
+        """One flood of a load, played with the rules; without `counter` the server does not export its preemptions."""
+        input_len, output_len, number = LOADS[load]
+        cache = starvation.cache_of(self)[0]
+        zero = 1_000_000 * len(self.points) + 100_000
+        now, total, chunks, samples = zero, 0, [], [(zero - 30_000, 0, 0, 0.0, 0)]
+        first, end = {}, {}
+        tokens_in = tokens_out = 0
+        for step in block_rules.steps(cache, number, input_len, output_len, self.document["flags"]["max-num-seqs"], 2048):
+            now += DECODE + PREFILL * len(step.admitted)
+            total += len(step.evicted)
+            for place, request in enumerate(step.made):
+                at = now + place * OWN // max(1, len(step.made))
+                chunks.append((request, at, 1))
+                first.setdefault(request, at)
+                end[request] = at + 10
+            samples.append((now, step.running, step.waiting, step.used_blocks / cache.blocks, total))
+        tokens_in, tokens_out = number * input_len, len(chunks)
+        samples.append((now + 30_000, 0, 0, 0.0, total))
+        index = len(self.points)
+        requests = pd.DataFrame({"point": index, "request": range(number), "intended": zero, "sent": [zero + each for each in range(number)],
+                                 "first_token": [first[each] for each in range(number)], "end": [end[each] for each in range(number)],
+                                 "prompt_tokens": input_len, "output_tokens": output_len, "outcome": "completed", "error": None})
+        metrics = pd.DataFrame(samples, columns=["time", "running", "waiting", "kv_cache_usage", "preemptions_total"])
+        metrics = metrics.assign(prompt_tokens_total=0.0, generation_tokens_total=0.0)
+        metrics.loc[1:, "prompt_tokens_total"] = float(tokens_in)
+        metrics.loc[1:, "generation_tokens_total"] = float(tokens_out)
+        if not counter:
+            metrics["preemptions_total"] = math.nan
+        self.put(load, requests, pd.DataFrame(chunks, columns=["request", "time", "tokens"]), metrics, input_len, output_len, repeat)
+        return self
+
+    def put(self, load, requests, chunks, metrics, input_len, output_len, repeat=0):
+        index = len(self.points)
+        self._frames[index] = {"requests": requests, "chunks": chunks, "metrics": metrics}
+        summary = stats.point_summary(requests, chunks, metrics, None, input_len, output_len)
+        validity = stats.validity(requests, chunks, metrics, None, input_len, output_len, num_prompts=len(requests), prefix_caching=False)
+        self.points.append({"point": index, "pass": "measured", "arm": self.arm, "load": load, "kind": "bench", "request_rate": None,
+                            "rate_label": "inf", "repeat": repeat, "seed": 1, "num_prompts": len(requests), "input_len": input_len,
+                            "output_len": output_len, "start_s": 0.0, "end_s": 1.0, "overhead_s": 0.1, "server_start": 0,
+                            "summary": summary, "validity": validity | {"valid": True, "reasons": []}})
+
+    def frame(self, name, point=None):
+        return self._frames[point][name]
+
+    def trace(self, point):
+        return None
+
+
+@lru_cache
+def _made(cut_blocks, natural_blocks, loads, counter):
+    runs = {}
+    for arm, blocks in (("natural", natural_blocks), (f"blocks-{cut_blocks}", cut_blocks)):
+        runs[arm] = FakeRun(arm, blocks)
+        for load in loads:
+            runs[arm].add(load, counter=counter)
+    return runs
+
+
+def made_set(cut_blocks=17, natural_blocks=182, loads=tuple(LOADS), counter=True, names=None):
+    """Arms `natural` and `blocks-<n>` with one flood a load, played with the rules. A copy: a test may change it."""
+    runs = copy.deepcopy(_made(cut_blocks, natural_blocks, loads, counter))
+    return ArmSet("part_4", "cpu", names or list(runs), runs)
+
+
+@pytest.fixture(scope="module")
+def arms():
+    return made_set()
+
+
+# --- the room formula and the rules ---------------------------------------------------------------------------------------
+
+
+def test_one_block_is_the_engines_own_and_concurrency_counts_it():
+    run = FakeRun("blocks-17", 17)
+    assert starvation.cache_of(run) == (Cache(16, 128, 0), "")
+    assert starvation.formula_concurrency(run)[0] == pytest.approx(17 / 16)
+    assert Cache(16, 128).room(32) == 16 and Cache(16, 128).room(255) == 8 and Cache(16, 128).room(257) == 5
+
+
+def test_blocks_for_state_follow_from_the_servers_own_concurrency():
+    # Published for the A10G: 586 blocks of 528 tokens, 83.71 requests of 2,048; 40 blocks, 5.71.
+    for blocks, said in ((586, 83.71), (40, 5.71)):
+        run = FakeRun("natural", blocks, block_size=528, state_blocks=3)
+        assert run.said["max_concurrency"] == said
+        assert starvation.cache_of(run)[0] == Cache(blocks - 1, 528, 3)
+
+
+def test_a_cache_that_does_not_add_up_is_unknown():
+    run = FakeRun("natural", 182)
+    run.said["max_concurrency"] = 10.3
+    cache, reason = starvation.cache_of(run)
+    assert cache is None and "which is not" in reason
+    del run.said["kv_cache_blocks"]
+    assert starvation.cache_of(run) == (None, "the server did not say its kv_cache_blocks")
+
+
+@pytest.mark.parametrize(("load", "whole_prompt", "counted"), [((64, 2000), False, 205), ((512, 512), False, 36), ((2000, 64), False, 19)])
+def test_rules_come_within_two_of_the_published_positive_controls(load, whole_prompt, counted):
+    found = block_rules.play(Cache(299, 16), 40, *load, 256, 2048, whole_prompt)
+    assert abs(found.preemptions - counted) <= 2
+
+
+def test_rules_give_the_published_counts_at_natural_caches_and_their_onset():
+    # 4B: 586 blocks of 528 and 3 blocks of state; published 11 until the first completions, 17 in all. 7B: 92,496 tokens; 60.
+    hybrid = block_rules.play(Cache(585, 528, 3), 200, 1024, 512, 256, 2048, False)
+    assert (hybrid.preemptions, hybrid.before_first_end) == (17, 11)
+    assert block_rules.play(Cache(92_496 // 16 - 1, 16), 200, 1024, 512, 256, 2048, False).preemptions == 60
+
+
+def test_the_later_rule_lets_no_prompt_in_that_must_leave_at_once():
+    assert block_rules.play(Cache(299, 16), 40, 2000, 64, 256, 2048, True).preemptions == 0
+
+
+def test_two_requests_by_hand():
+    # Four blocks of 2; two requests of 2 in, 3 out hold 4 tokens at most: both fit. With three blocks the later one leaves once.
+    assert block_rules.play(Cache(4, 2), 2, 2, 3, 8, 100).preemptions == 0
+    played = list(block_rules.steps(Cache(3, 2), 2, 2, 3, 8, 100))
+    assert [step.evicted for step in played if step.evicted] == [(1,)]
+    assert sum(step.lost_tokens for step in played) == 2
+    assert [request for step in played for request in step.ended] == [0, 1]
+    with pytest.raises(ValueError, match="one request needs 2 blocks"):
+        block_rules.play(Cache(1, 2), 2, 2, 3, 8, 100)
+
+
+def test_the_bound_of_the_positive_control_by_hand():
+    found = starvation.bound(Cache(16, 128), 24, 32, 224, 16, 2048)
+    assert (found["need_start"], found["need_end"], found["admitted"], found["fits"]) == (1, 2, 16, 8)
+    assert found["demand"] == 32 and found["demand_over_room"] == 2 and found["must"] is True
+    assert found["rules"] == 8 and found["rules_before"] == 8 and found["read_again"] == 8 * 128
+    assert starvation.bound(Cache(181, 128), 24, 32, 224, 16, 2048)["must"] is False
+    assert starvation.bound(Cache(16, 128), 24, 32, 224, None, 2048)["rules"] is None
+
+
+def test_bounds_take_the_prompt_as_the_server_counted_it():
+    arms = made_set()
+    before = starvation.bounds(arms).set_index(["arm", "load"]).loc[("blocks-17", "balanced")]
+    arms["blocks-17"].frame("requests", 1)["prompt_tokens"] += 1
+    after = starvation.bounds(arms).set_index(["arm", "load"]).loc[("blocks-17", "balanced")]
+    assert (before["input_len"], before["need_start"], after["input_len"], after["need_start"]) == (128, 1, 129, 2)
+    assert (before["rules"], after["rules"]) == (8, 0)
+
+
+def test_which_rule_an_engine_follows():
+    assert [starvation.whole_prompt_rule(version) for version in ("0.18.0", "0.25.1", "0.32.0")] == [False, True, True]
+
+
+# --- counts ---------------------------------------------------------------------------------------------------------------
+
+
+def test_counts_of_a_played_set(arms):
+    found = starvation.counts(arms).set_index(["arm", "load"])
+    assert found.loc[("blocks-17", "positive"), ["preemptions", "before", "after", "excess", "pauses"]].tolist() == [8, 8, 0, 0, 8]
+    assert found.loc[("blocks-17", "positive"), "proof"] == "counted"
+    # The long load moves nothing, but the same server's counter moved under the control.
+    assert found.loc[("blocks-17", "long"), ["preemptions", "proof"]].tolist() == [0, "control"]
+    # Nothing moved on the natural server: its zero is the arithmetic's, not the counter's.
+    assert found.loc[("natural", "positive"), ["preemptions", "proof"]].tolist() == [0, "room"]
+
+
+def test_a_zero_without_a_control_is_unknown():
+    found = starvation.counts(made_set(loads=("long",))).set_index(["arm", "load"])
+    row = found.loc[("blocks-17", "long")]
+    # 4 of 4 fit, but the cache was full: neither the counter nor the arithmetic vouches for the zero.
+    assert row["raw"] == 0 and pd.isna(row["preemptions"]) and row["proof"] == "" and "proves nothing" in row["why"]
+
+
+def test_a_zero_of_another_server_start_does_not_count():
+    arms = made_set()
+    arms["blocks-17"].points[2]["server_start"] = 1
+    row = starvation.counts(arms).set_index(["arm", "load"]).loc[("blocks-17", "long")]
+    assert pd.isna(row["preemptions"])
+
+
+def test_an_absent_counter_is_null_with_a_reason():
+    found = starvation.counts(made_set(counter=False))
+    assert found["preemptions"].isna().all() and found["raw"].isna().all()
+    assert (found["why"] == "this server exposes no preemptions_total").all()
+
+
+def test_onset_and_steady_are_split_at_the_first_end():
+    requests = pd.DataFrame({"sent": [0, 0], "end": [300, 900], "outcome": "completed"}) * 1
+    requests[["sent", "end"]] *= 100_000
+    metrics = pd.DataFrame({"time": [0, 200, 300, 500, 900], "preemptions_total": [5.0, 8, 8, 9, 12]})
+    metrics["time"] *= 100_000
+    found = starvation.onset(requests, metrics)
+    assert (round(found["first_end_s"]), round(found["end_s"]), found["before"], found["after"], found["reason"]) == (300, 900, 3, 4, "")
+    assert starvation.moves(metrics, 0, 901)["gained"].tolist() == [3, 1, 3]
+
+
+# --- who ------------------------------------------------------------------------------------------------------------------
+
+
+def hand_made(streams):
+    """Requests 0, 1, ... with token times in units of 1,000; sent in that order."""
+    chunks = pd.DataFrame([(request, time * 1000, 1) for request, times in streams.items() for time in times], columns=["request", "time", "tokens"])
+    requests = pd.DataFrame([{"request": request, "intended": 0, "sent": request, "first_token": min(times) * 1000, "end": max(times) * 1000,
+                              "outcome": "completed"} for request, times in streams.items()])
+    return requests, chunks
+
+
+def test_a_pause_is_a_stop_while_others_go_on():
+    requests, chunks = hand_made({0: range(1, 11), 1: range(1, 11), 2: [1, 2, 3, 8, 9, 10]})
+    found = starvation.pauses(requests, chunks)
+    assert found[["request", "missed", "place", "behind", "tokens_before"]].values.tolist() == [[2, 4, 2, 0, 3]]
+    assert found["pause_s"].tolist() == pytest.approx([5000 * 1e-5])
+
+
+def test_a_slow_step_stops_everybody_and_is_not_a_pause():
+    slow = [1, 2, 3, 9, 10, 11]
+    assert starvation.pauses(*hand_made({0: slow, 1: slow})).empty
+
+
+def test_a_victim_that_was_not_the_latest_is_seen():
+    requests, chunks = hand_made({0: range(1, 12), 1: [1, 2, 3, 9, 10], 2: range(2, 12)})
+    row = starvation.pauses(requests, chunks).iloc[0]
+    assert (row["request"], row["place"], row["behind"]) == (1, 1, 1)
+
+
+def test_after_a_second_admission_it_is_the_latest_again():
+    # Request 1 pauses, comes back after request 2 was let in, and goes again: nobody was let in later.
+    requests, chunks = hand_made({0: range(1, 30), 1: [1, 2, 3, 9, 10, 11, 20, 21], 2: range(4, 30)})
+    found = starvation.pauses(requests, chunks)
+    assert found["request"].tolist() == [1, 1] and found["behind"].tolist() == [0, 0]
+
+
+def test_victims_of_a_played_flood_are_the_latest(arms):
+    run = arms["blocks-17"]
+    found = starvation.pauses(run.frame("requests", 0), run.frame("chunks", 0))
+    assert sorted(found["request"]) == list(range(8, 16)) and (found["behind"] == 0).all()
+
+
+def test_price_compares_the_same_load(arms):
+    found = starvation.price(starvation.counts(arms), "natural", "blocks-17").set_index("load")
+    assert found.loc["positive", "duration_x"] > 1.2 and found.loc["positive", "cut_completed"] == 24
+    assert found.loc["positive", "cut_stall_max_ms"] > 3 * found.loc["positive", "natural_stall_max_ms"]
