@@ -93,7 +93,8 @@ def accounting(runs: Iterable[Run]) -> dict[str, Any]:
     """Server starts and where the minutes went, over records that may share starts.
 
     Returns {"starts", "start_s", "load_s", "points", "attached"}: starts of our own servers (each counted once by its id) and the seconds
-    until they had finished a first generation or had refused; seconds of all points, cold and trace passes included; records on somebody else's server.
+    until they had finished a first generation or had refused; seconds of all points, cold and trace passes included; records on somebody
+    else's server.
     """
     starts: dict[str, float] = {}
     load, points, attached = 0.0, 0, 0

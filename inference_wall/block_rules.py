@@ -7,15 +7,16 @@ Why:    the room formula says that a batch will not fit at its end, not how ofte
 Use:    play(Cache(16, 128), requests=24, input_len=32, output_len=224, seats=32, budget=2048).preemptions  ->  8
 Not:    time. A step is a step here, long or short; what one costs is what the measurement is for.
 
-The rules, read in the sources of vLLM 0.18.0 to 0.32.0 (policy first come, first served; no prefix caching, no speculation):
+The rules, read in the source of vLLM 0.32.0 (policy first come, first served; no prefix caching, no speculation):
 1. Running requests first, oldest admission first. Each gets the blocks for its next tokens. If none are free, the request at
    the end of the running list is put out: its blocks are free, what was worked out is lost, and it goes to the head of the
    queue. If that is the request itself, the round ends.
 2. Then, unless somebody was put out in this step, requests from the head of the queue as long as seats, step budget and blocks
    last. Each books blocks for what it holds now: its prompt, and after a preemption also the tokens it has made.
    Nobody books blocks for tokens to come.
-3. Up to 0.18 a prompt that is read in pieces was let in when its first piece fitted; later when all of it fits
-   (`scheduler_reserve_full_isl`, vLLM pull request 37307; on by default in 0.32.0).
+3. A prompt that is read in pieces is let in when all of it fits (`scheduler_reserve_full_isl`, on by default in 0.32.0). Before that
+   option (vLLM pull request 37307, March 2026) its first piece was enough. That 0.18.0 still did so was not read in its source: it is
+   what the published counts of the long prompts agree with.
 """
 
 from __future__ import annotations

@@ -175,7 +175,8 @@ def short(model: str) -> str:
 def sentence(model: str, batch: int, context: int) -> str:
     """One step in words (Markdown), with what it costs alone and where the own part overtakes the shared one."""
     step, alone, even = step_bytes(model, batch, context), step_bytes(model, 1, context), even_batch(model, context)
-    text = (f"**{short(model)}, {_count(batch, 'request')} with {_count(context, 'token')} each: one step moves {digits(step.total / 1e9)} GB.** "
+    each = " each" if batch > 1 else ""
+    text = (f"**{short(model)}, {_count(batch, 'request')} with {_count(context, 'token')}{each}: one step moves {digits(step.total / 1e9)} GB.** "
             f"{100 * step.weights / step.total:.0f} percent of it is the weights, moved once for everybody. ")
     if batch > 1:
         text += (f"One request alone would move {digits(alone.total / 1e9)} GB. So {batch:,} tokens cost {step.total / alone.total:.1f} times "

@@ -69,7 +69,7 @@ def _is_published(frame: pd.DataFrame) -> bool:
 
 
 def measured(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of one rig's frame that belong to its sweep: neither cold nor calibration.
+    """The rows of one rig's frame that belong to its sweep: neither cold nor calibration nor under the profiler.
 
     ValueError for an empty frame or for more than one rig.
     """
@@ -77,7 +77,7 @@ def measured(frame: pd.DataFrame) -> pd.DataFrame:
         raise ValueError(
             f"a frame holds the points of one rig, not of {frame['rig'].nunique() if len(frame) else 'none'}"
         )
-    return frame[~frame["pass"].isin(["cold", "calibration"])]
+    return frame[~frame["pass"].isin(["cold", "calibration", "trace"])]
 
 
 def by_rate(frame: pd.DataFrame, column: str) -> pd.DataFrame:

@@ -195,7 +195,7 @@ def agreement_table(found: Findings) -> str:
     rows = [(f"{row['cap']}: {row['what']}", _number(row["by_cap"]), _number(row["by_concurrency"]),
              "–" if pd.isna(row["difference_percent"]) else f"{row['difference_percent']:+.1f} %",
              row["verdict"] + (f": {row['note']}" if row["note"] else "")) for row in found.agreed.to_dict("records")]
-    return tables._plain_table(["size", "flood at that cap", "closed loop", "difference", "verdict"], rows, "part_3_agreement.csv")
+    return tables.plain_table(["size", "flood at that cap", "closed loop", "difference", "verdict"], rows, "part_3_agreement.csv")
 
 
 def _number(value: Any) -> str:

@@ -23,7 +23,7 @@ from .percentiles import needed, percentile
 
 SHADES = (BLUE, GREEN, PURPLE, TEAL, OCHRE, ORANGE)  # of budgets; red is the arm without chunking
 GRID = (1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 85, 90, 93, 95, 97, 98, 99, 99.5, 99.9, 99.99)
-POPULATIONS = {"broad": "to the end", "window": "window", "all": "all tokens", "calm": "calm"}
+POPULATIONS = {"broad": "to the end", "window": "window", "all": "all", "calm": "calm"}
 
 
 def arm_label(case: Case) -> str:
@@ -91,7 +91,7 @@ def token_beats(cases: Cases, load: str = "light") -> go.Figure:
         return _nothing(f"no injection of the {load} load was measured", f"token_beats_{load}.csv")
     longest = max(window["last_first_s"] - window["sent_s"] for _, (window, _) in mine)
     before = max(0.2 * longest, 0.1)
-    figure = make_subplots(rows=len(mine), cols=1, shared_xaxes=True, vertical_spacing=0.12 / len(mine),
+    figure = make_subplots(rows=len(mine), cols=1, shared_xaxes=True, vertical_spacing=0.2 / len(mine),
                            subplot_titles=[arm_label(case) for case, _ in mine])
     colours, words, most = _colours([case for case, _ in mine]), [], 1
     for row, (case, (window, stream)) in enumerate(mine, start=1):
@@ -113,7 +113,7 @@ def token_beats(cases: Cases, load: str = "light") -> go.Figure:
     figure.update_xaxes(row=len(mine), col=1, title={"text": "seconds since the injection", "standoff": 8})
     figure.update_annotations(font_size=12)
     opening = f"Tokens received by one victim around one typical injection of the {load} load ({mine[0][0].injected} long prompts at once)"
-    return _finish(figure, 110 + 120 * len(mine), ["gap before it, ms"], [opening, *words], f"token_beats_{load}.csv")
+    return _finish(figure, 110 + 130 * len(mine), ["gap before it, ms"], [opening, *words], f"token_beats_{load}.csv")
 
 
 def _beat(case: Case, window: Any, stream: Any, before: float, until: float) -> tuple[list, list, list, tuple | None]:
@@ -268,7 +268,7 @@ def population_trap(case: Case) -> go.Figure:
         words.append(f"{name}: {digits(known[column].iloc[0])} ms of {known['n'].iloc[0]} gaps, {digits(known[column].iloc[-1])} ms of "
                      f"{known['n'].iloc[-1]}" if len(known) else f"{name}: withheld, too few gaps at every size")
     figure.update_yaxes(type="log", title={"text": "gap, milliseconds", "standoff": 6}, **log_ticks([y for trace in figure.data for y in trace.y]))
-    figure.update_xaxes(type="log", title={"text": "gaps counted: the window, then ever further around it", "standoff": 8},
+    figure.update_xaxes(type="log", title={"text": "gaps counted, nearest first", "standoff": 8},
                         **log_ticks(wide["n"].tolist()))
     opening = f"Percentiles of a victim's gaps against how many gaps around the injections are counted, {arm_label(case)}, {case.load} load"
     return _finish(figure, 420, ["statistic", "gaps counted", "seconds around"], [opening, *words], csv)

@@ -92,6 +92,7 @@ class _Batch:
     def __init__(self, since: str | None, report: Reporter):
         self.since, self.report = since, report
         self.todo: list[jobs.Job] = []
+        self.served = 0  # server starts so far
         self._finished: dict[str, Path] = {}
         self._before: dict[str, Any] | None = None
         self._bench_modules = ThreadPoolExecutor(1)
@@ -127,7 +128,8 @@ class _Batch:
                 self._seal(job, drafts[job.name])
 
     def _serve(self, group: list[jobs.Job], drafts: dict[str, records.Draft]) -> None:
-        first, number = group[0], f"{records.stamp(records.now())}-{os.getpid()}"
+        self.served += 1
+        first, number = group[0], f"{records.stamp(records.now())}-{os.getpid()}-{self.served}"
         folder = records.benchmarks() / "local" / "servers" / number
         _remove_old(folder.parent)
         folder.mkdir(parents=True, exist_ok=True)

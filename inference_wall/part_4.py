@@ -217,7 +217,7 @@ def timelines(found: Findings) -> dict[str, Any]:
             if len(rows):
                 run, index = found.arms[arm], int((found.point(arm, load) or rows.iloc[0])["point"])
                 figures[f"{arm}, {load}"] = starvation_figures.timeline(
-                    *(run.frame(name, index) for name in ("requests", "chunks", "metrics")), f"load {load} on {arm}", f"timeline_{arm}_{load}.csv")
+                    *starvation.raw_rows(run, index), f"load {load} on {arm}", f"timeline_{arm}_{load}.csv")
     return figures
 
 

@@ -38,9 +38,9 @@ def describe(prepared: dict[str, list[Job]]) -> str:
                              + "; ".join(dict.fromkeys(_size(point) for point in chosen)))
     starts = 0 if first.values.get("base_url") else len({job.server_key for job in every})
     start_s = starts * known.start_s
-    lines.append(f"{starts} server starts" + (f", about {start_s / 60:.1f} min" if known.start_s else " of unknown length (no record of this rig yet)")
-                 + f"; about {known.total_s / 60:.1f} min of load" + (f" (at least: {known.guessed} points have no earlier record to go by)"
-                                                                       if known.guessed else ""))
+    unknown = f" (at least: {known.guessed} points have no earlier record to go by)" if known.guessed else ""
+    lines.append(f"{starts} server starts, " + (f"about {start_s / 60:.1f} min" if known.start_s else "of unknown length (no record of this rig yet)")
+                 + f"; about {known.total_s / 60:.1f} min of load{unknown}")
     return "\n".join(lines)
 
 

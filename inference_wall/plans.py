@@ -40,7 +40,8 @@ class Arm:
 class Point:
     """One load on one server; docs/decisions/0004 says what the numbers mean for each kind.
 
-    `request_rate` is in requests per second, or null for all requests at once; `max_concurrency` closes the loop.
+    `request_rate` is in requests per second, or null for all requests at once; `max_concurrency` closes the loop. `profile_after`: tokens of each
+    stream before the profiler starts (0: as soon as all of them stream).
     """
 
     index: int
@@ -60,6 +61,7 @@ class Point:
     injected: int = 0
     injected_len: int = 0
     injected_output_len: int = 0
+    profile_after: int = 0
 
     @property
     def rate_label(self) -> str:
@@ -184,8 +186,8 @@ def seed(*what: Any) -> int:
 def points(post: str, chosen: dict[str, Any], values: dict[str, Any], arm: Arm, ceiling_req_s: float | None = None) -> list[Point]:
     """The points of one arm in order: cold ones, the measured ones with their repeats, then those under the profiler.
 
-    With `rate_fractions` (part_1) two floods come first, one cold, one for calibration; the rest follows once the calibration's completed rate is
-    known (`ceiling_req_s`). Without it only those two are returned.
+    With `rate_fractions` (part_1) two floods come first, one cold, one for calibration; the rest follows once the calibration's
+    completed rate is known (`ceiling_req_s`). Without it only those two are returned.
     """
     plan = _Plan(arm, values.get("scale") or 1.0)
     {"part_1": _sweep, "part_2": _freeze, "part_3": _cliff, "part_4": _starvation, "part_5": _quantization}[post](plan, chosen, ceiling_req_s)
@@ -266,13 +268,20 @@ def _steps(plan: _Plan, chosen: dict[str, Any], repeat: int) -> None:
 
 
 def _starvation(plan: _Plan, chosen: dict[str, Any], _: float | None) -> None:
+    chosen = {"min_prompts": 1, **chosen}
     loads = [{**load, "num_prompts": chosen.get("num_prompts") or load["num_prompts"]} for load in chosen["workloads"]]
     first = loads[0]
     plan.add("cold", first["name"], "bench", prompts=4, scaled=False, input_len=first["input_len"], output_len=min(32, first["output_len"]))
     for repeat in range(chosen["repeats"]):
         for load in loads:
-            plan.add("measured", load["name"], "bench", prompts=load["num_prompts"], repeat=repeat, input_len=load["input_len"],
+            # Below so many requests the cut cache would not fill, and a small scale would show nothing.
+            count = max(chosen["min_prompts"], round(load["num_prompts"] * plan.scale))
+            plan.add("measured", load["name"], "bench", prompts=count, scaled=False, repeat=repeat, input_len=load["input_len"],
                      output_len=load["output_len"])
+    if chosen["trace"] and chosen.get("trace_after") and plan.arm.flags:
+        # As many streams as seats, watched from shortly before the cache is full: what a step does when somebody is put out.
+        plan.add("trace", first["name"], "streams", prompts=chosen["trace_batch"], scaled=False, batch=chosen["trace_batch"],
+                 input_len=first["input_len"], output_len=first["output_len"], profile_after=chosen["trace_after"])
 
 
 def _quantization(plan: _Plan, chosen: dict[str, Any], _: float | None) -> None:

@@ -258,12 +258,17 @@ class _Course:
             await self.moved.wait()
 
     async def profile_streams(self, seats: list[_Seat]) -> None:
-        await self.until(lambda: all(seat.over or seat.tokens >= PROFILE_AFTER_TOKENS for seat in seats))
+        """From when all streams stream; with `profile_after` from when the first has come so far, since others may have been put out."""
+        after = getattr(self.point, "profile_after", 0)
+        if after:
+            await self.until(lambda: any(seat.over or seat.tokens >= after for seat in seats))
+        else:
+            await self.until(lambda: all(seat.over or seat.tokens >= PROFILE_AFTER_TOKENS for seat in seats))
         if all(seat.over for seat in seats):
             self.said["profile_error"] = "every stream had ended before the profile could start"
             return
         await self.profile_start()
-        await self.until_further(seats, PROFILE_STREAM_TOKENS)
+        await self.until_further(seats, PROFILE_STREAM_TOKENS, any if after else all)
         await self.profile_stop()
 
     async def profile_victims(self, injected: list[_Seat], seats: list[_Seat]) -> None:
@@ -271,9 +276,11 @@ class _Course:
         await self.until_further(seats, PROFILE_VICTIM_GAPS)
         await self.profile_stop()
 
-    async def until_further(self, seats: list[_Seat], tokens: int) -> None:
+    async def until_further(self, seats: list[_Seat], tokens: int, enough: Callable[..., bool] = all) -> None:
+        """Wait until all (or any) of the seats that are still taken have received so many more tokens."""
         marks = [seat.tokens + tokens for seat in seats]
-        await self.until(lambda: all(seat.over or seat.tokens >= mark for seat, mark in zip(seats, marks, strict=True)))
+        await self.until(lambda: all(seat.over for seat in seats) or enough(
+            seat.tokens >= mark or (seat.over and enough is all) for seat, mark in zip(seats, marks, strict=True)))
 
     async def profile_start(self) -> None:
         self.profiling = await self.profile_call("start")

@@ -56,9 +56,9 @@ def text() -> str:
 
 def windows(tokens: list[int], longest: int = WINDOW) -> list[list[int]]:
     """Tokens cut into as few windows as possible of nearly equal length, at most `longest` each, without overlap."""
-    count = math.ceil(len(tokens) / longest)
+    count = math.ceil(len(tokens) / longest) or 1
     borders = [round(len(tokens) * place / count) for place in range(count + 1)]
-    return [tokens[start:end] for start, end in itertools.pairwise(borders)]
+    return [tokens[start:end] for start, end in itertools.pairwise(borders) if end > start]
 
 
 class Quality:

@@ -135,7 +135,7 @@ def ratios(pairs: pd.DataFrame, published: pd.DataFrame | None = None) -> go.Fig
              if any(row[name] is not None for name in (*MARKS, "measured"))]
     if not shown:
         return nothing("there is no second variant to compare with", "ratios.csv")
-    figure = _canvas("fixed term over that of the unquantized variant", "", height=190 + 62 * len(shown))
+    figure = _canvas("fixed term / unquantized", "", height=190 + 62 * len(shown))
     labels = [f"{prefix.rstrip(', ')}<br>published" if prefix else _wrapped(row["arm"]) for row, prefix, _ in shown]
     words = ["Ratio of the fixed term of a step, variant over the unquantized one: what each rule predicts, and what was measured"]
     for name, (title, symbol) in MARKS.items():
@@ -227,7 +227,7 @@ def relative(rows: pd.DataFrame, fits: dict[str, StepFit], published: pd.DataFra
 
     The batch is divided by the unquantized variant's crossover (fixed term over slope), so that unlike machines share the axis.
     """
-    figure = _canvas("batch / crossover of the unquantized variant", "tokens/s, over the unquantized variant", height=440)
+    figure = _canvas("batch / crossover of unquantized", "tokens/s / unquantized", height=440)
     words = ["Tokens per second of a variant over those of the unquantized one at the same batch, from the step fits, and in floods"]
     ours = {arm: (fit.fixed_ms, fit.slope_ms) for arm, fit in fits.items()}
     theirs = {row["arm"]: (row["fixed_ms"], row["slope_ms"]) for row in published.to_dict("records")}

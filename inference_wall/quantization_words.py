@@ -57,7 +57,7 @@ def bytes_table(found: Findings) -> str:
              _unit(row["loaded_gb"], "GB"), _unit(row["streamed_gb"], "GB"), _unit(row["stream_ms"], "ms"),
              "not said" if row["kv_cache_tokens"] is None else f"{row['kv_cache_tokens']:,.0f} tokens") for row in found.rows.to_dict("records")]
     rows += [(name, "refused", "–", "–", "–", "–", "–") for name in found.arms.refused]
-    return tables._plain_table(["variant", "parameters", "stored as", "loaded", "streamed in a step", "bound of a step", "room in the cache"], rows,
+    return tables.plain_table(["variant", "parameters", "stored as", "loaded", "streamed in a step", "bound of a step", "room in the cache"], rows,
                                "part_5_bytes.csv")
 
 
@@ -85,7 +85,7 @@ def kernels_table(found: Findings) -> str:
         name, share = top_operator(quantization.traced(found.arms).get(row["arm"]))
         rows.append((row["arm"], row["method"] or "none", row["kernel"] or ("none: not quantized" if row["role"] == "base" else "not said"),
                      name or "no trace", f"{100 * share:.0f} %" if share is not None else "–"))
-    return tables._plain_table(["variant", "method, by the log", "kernel, by the log", "longest matrix operator, by the trace", "of the step"], rows,
+    return tables.plain_table(["variant", "method, by the log", "kernel, by the log", "longest matrix operator, by the trace", "of the step"], rows,
                                "part_5_kernels.csv")
 
 
@@ -130,7 +130,7 @@ def steps_table(found: Findings) -> str:
              _ranged(row["slope_ms"], row["slope_low"], row["slope_high"], row["fit_reason"]), _unit(row["one_ms"], "ms"),
              _unit(row["effective_gb_s"], "GB/s"), "–" if row["of_bandwidth_percent"] is None else f"{row['of_bandwidth_percent']:.0f} %")
             for row in found.rows.to_dict("records")]
-    return tables._plain_table(["variant", "fixed term, ms", "for each sequence, ms", "step of a batch of 1", "streamed bytes over fixed term",
+    return tables.plain_table(["variant", "fixed term, ms", "for each sequence, ms", "step of a batch of 1", "streamed bytes over fixed term",
                                 "of the measured bandwidth"], rows, "part_5_steps.csv")
 
 
@@ -231,7 +231,7 @@ def quality_table(found: Findings) -> str:
         rows.append((row["arm"], "checkpoint" if row["real"] else "random", _plain(row["perplexity"], ".2f"), _plain(row["perplexity_ratio"], ".3f"),
                      identical, agreed, row["reason"] or ""))
     heads = ["variant", "weights", "perplexity", "over unquantized", "identical continuations", "tokens before the first difference", "remark"]
-    return tables._plain_table(heads, rows, "part_5_quality.csv")
+    return tables.plain_table(heads, rows, "part_5_quality.csv")
 
 
 def quality_sentence(found: Findings) -> str:

@@ -30,6 +30,7 @@ import zstandard
 
 from .errors import WallError
 from .rigs import digest, root
+from .samples import UNIT_S
 from .stats import LATENCIES
 
 SCHEMA_VERSION = 1
@@ -259,14 +260,16 @@ class Run:
         return [json.loads(line) for line in (self.path / "points.jsonl").read_text(encoding="utf-8").splitlines()]
 
     def frame(self, name: str, point: int | None = None) -> pd.DataFrame:
-        """`requests`, `chunks` or `metrics`; of one point, or of the whole run. Metrics of a point span its load."""
+        """`requests`, `chunks` or `metrics`; of one point, or of the whole run. Metrics of a point reach one sample beyond it on either side."""
         frame = pq.read_table(self.path / f"{name}.parquet").to_pandas()
         if point is None:
             return frame
         if name != "metrics":
             return frame[frame["point"] == point].reset_index(drop=True)
         chosen = next(each for each in self.points if each["point"] == point)
-        return frame[frame["time"].between(chosen["start_s"] * 1e5, chosen["end_s"] * 1e5)].reset_index(drop=True)
+        first = int(frame["time"].searchsorted(chosen["start_s"] / UNIT_S)) - 1
+        last = int(frame["time"].searchsorted(chosen["end_s"] / UNIT_S, side="right"))
+        return frame.iloc[max(first, 0):last + 1].reset_index(drop=True)
 
     def log(self) -> str:
         with (self.path / "server.log.zst").open("rb") as packed:

@@ -59,7 +59,7 @@ def source_digest(post: str) -> str:
     """Digest of everything that decides what an executed page looks like, but for the record it shows."""
     protocol = rigs.load_protocol(post)
     package = sorted(Path(__file__).parent.glob("*.py"))
-    figures = sorted((records.benchmarks() / "published").rglob("*.csv"))
+    figures = sorted(path for path in (records.benchmarks() / "published").rglob("*") if path.suffix in (".csv", ".json"))
     # The primer draws from records without naming them as its own.
     own = sorted(records.record_folders()) if post not in rigs.protocol_names() else []
     files = [rigs.root() / protocol.notebook, protocol.folder / "protocol.toml", *package, *figures, *(folder / records.SEAL for folder in own)]

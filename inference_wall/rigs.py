@@ -284,6 +284,7 @@ _CHECKS = {
     "fraction": _between(0, 1, "above 0 and at most 1", above=True),
     "ratio": _between(0, 1, "from 0 to 1"),
     "seconds": _between(0, 86_400, "above 0 and at most 86,400 seconds", above=True),
+    "text": str,
     "port": lambda value: int(_between(1024, 65_535, "a port from 1024 to 65535")(value)),
 }
 

@@ -26,7 +26,7 @@ from .samples import UNIT_S, counter_delta, first_s, last_s, request_stalls, ser
 
 CONTROL = "positive"  # the load that must move the counter
 LEAST_STEPS = 3  # tokens another request received while one had none: an ordinary step gives everybody one
-WHOLE_PROMPT_AFTER = (0, 18)  # up to this version a prompt was let in by its first piece; see `block_rules`
+WHOLE_PROMPT_AFTER = (0, 18)  # up to this version a prompt is taken to be let in by its first piece; see rule 3 of `block_rules`
 
 
 # --- the cache and the room formula -----------------------------------------------------------------------------------
@@ -153,6 +153,15 @@ def _pairs(frame: pd.DataFrame) -> list[tuple[str, str]]:
     return list(dict.fromkeys(zip(frame["arm"], frame["load"], strict=True))) if len(frame) else []
 
 
+def raw_rows(run: Run, index: int) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Requests, chunks and metrics of a point; the metrics with one sample before it and one after, so that no counter is cut short."""
+    point = next(each for each in run.points if each["point"] == index)
+    start, end = (round(point[name] / UNIT_S) for name in ("start_s", "end_s"))
+    every = run.frame("metrics").sort_values("time", ignore_index=True)
+    first, last = (int(every["time"].searchsorted(time, side=side)) for time, side in ((start, "left"), (end, "right")))
+    return run.frame("requests", index), run.frame("chunks", index), every.iloc[max(0, first - 1) : last + 1].reset_index(drop=True)
+
+
 # --- what was counted -------------------------------------------------------------------------------------------------
 
 
@@ -172,7 +181,7 @@ def counts(arms: ArmSet) -> pd.DataFrame:
     rows = []
     for row in frame.to_dict("records"):
         run, index = arms[row["arm"]], int(row["point"])
-        requests, chunks, metrics = (run.frame(name, index) for name in ("requests", "chunks", "metrics"))
+        requests, chunks, metrics = raw_rows(run, index)
         start, end = first_s(requests["sent"]), last_s(requests["end"])
         time, used, _ = series(metrics, "kv_cache_usage")
         used = used[(time >= start) & (time <= end)]

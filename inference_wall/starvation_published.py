@@ -41,7 +41,7 @@ def _runs() -> pd.DataFrame:
             blocks = int(row["kv_tokens"]) // size
         varied = bool(row["range_ratio"] and row["range_ratio"] > 0)
         entry = {"era": row["era"], "study": row["study"], "arm": row["arm"], "load": f"{row['input_len']}/{row['output_len']}",
-                 "model": str(row["model"]).rpartition("/")[2], "blocks": blocks, "input_len": int(row["input_len"]),
+                 "model": str(row["model"]).rpartition("/")[2], "blocks": blocks, "block_size": size, "input_len": int(row["input_len"]),
                  "output_len": int(row["output_len"]), "num_prompts": int(row["num_prompts"]), "varied": varied,
                  "preemptions": row["preemptions_prometheus"], "log_clause": row["preemptions_log_clause"], "source": row["source"],
                  "completed": row["successful_requests"], "rules": None, "rules_before": None, "demand_over_room": None}
@@ -93,6 +93,11 @@ def published() -> dict[str, dict[str, Any]]:
         if row["rules"] is not None and not pd.isna(row["rules"]):
             put(f"{stem}_rules", int(row["rules"]), "preemptions", "computed here: the rules, played with the published lengths and blocks")
             put(f"{stem}_rules_before", int(row["rules_before"]), "preemptions", "computed here: of these, before the first request ends")
+    long = every[every["arm"] == "NEG"].iloc[0]
+    facts = author.rig_facts()["server"]
+    whole = starvation.bound(Cache(int(long["blocks"]) - 1, int(long["block_size"]), 0), int(long["num_prompts"]), int(long["input_len"]),
+                             int(long["output_len"]), facts["max_num_seqs"]["value"], facts["max_num_batched_tokens_online"]["value"])
+    put("neg_rules_whole", whole["rules"], "preemptions", "computed here: the rules, with prompts let in only when all of them fits")
     played = current[current["rules"].notna()]
     put("played", len(played), "runs", "computed here: runs with equal lengths")
     put("played_off_most", int((played["rules"].astype(int) - played["preemptions"].astype(int)).abs().max()), "preemptions",

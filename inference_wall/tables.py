@@ -119,16 +119,16 @@ def setup_table(run: Any, numbers: dict[str, dict[str, Any]]) -> str:
         ("chunked prefill, prefix caching", f"{_on(said.get('chunked_prefill'))}, {_on(said.get('prefix_caching'))}"),
         ("start to first answer", numbers["ready_s"]["reason"] or f"{numbers['ready_s']['value']:.0f} s"),
     ]
-    return _plain_table(["", "this run"], rows, "part_1_setup.csv")
+    return plain_table(["", "this run"], rows, f"{document['post']}_setup.csv")
 
 
 def knee_table(found: dict[str, Any]) -> str:
     """The verdict at each offered rate with its reason, as an HTML table."""
     rows = [(f"{rate['request_rate']:g}", rate["verdict"], rate["reason"]) for rate in found["rates"]]
-    return _plain_table(["offered, requests/s", "service level", "because"], rows, "part_1_knee.csv")
+    return plain_table(["offered, requests/s", "service level", "because"], rows, "part_1_knee.csv")
 
 
-def _plain_table(heads: list[str], rows: list[tuple[str, ...]], csv: str) -> str:
+def plain_table(heads: list[str], rows: list[tuple[str, ...]], csv: str) -> str:
     head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in heads)
     body = ""
     for first, *rest in rows:

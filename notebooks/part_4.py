@@ -215,8 +215,8 @@ if not traces:
 display(HTML(starvation_tables.published_table(author_runs)))
 
 # %% [markdown]
-# The last column is ours. We gave the author's lengths, prompt counts and blocks to the same game of blocks, with the
-# rule of his engine version for prompts that are read in pieces. The counter and the rules differ by
+# The last column is ours. We gave the author's lengths, prompt counts and blocks to the same game of blocks, with one
+# older clause for prompts that are read in pieces (see below). The counter and the rules differ by
 # {num}`published.a10g.starvation_played_off_most` at most, over all {num}`published.a10g.starvation_played` runs whose
 # requests were alike. For the first version's runs it gives counts as well, where the log said
 # {num}`published.a10g.starvation_seed`.
@@ -224,9 +224,10 @@ display(HTML(starvation_tables.published_table(author_runs)))
 # Two details of his runs find their reason here:
 #
 # - His script expected no preemption from long prompts with short answers, and counted
-#   {num}`published.a10g.starvation_neg_preemptions`. In his version a long prompt was let in as soon as its *first piece*
-#   fitted, and the rules with that clause give {num}`published.a10g.starvation_neg_rules`. Later versions look at
-#   the whole prompt first.
+#   {num}`published.a10g.starvation_neg_preemptions`. Until an option was added in 2026, a long prompt was let in as soon as its *first
+#   piece* fitted. The rules with that clause give {num}`published.a10g.starvation_neg_rules`, so we take it that his version
+#   did this. The version that we read looks at the whole prompt first, and then the rules give
+#   {num}`published.a10g.starvation_neg_rules_whole`.
 # - His roomy cache was not roomy. It was up to {num}`published.a10g.starvation_natural_usage_percent:.0f` percent full,
 #   and the first batch would have needed {num}`published.a10g.starvation_natural_demand_over_room:.1f` times the blocks there
 #   were. Its counter stood at {num}`published.a10g.starvation_roomy_4b_plateau` for most of the run; the rules put

@@ -77,7 +77,8 @@ def run(arm, budget, whole=False, said=True, **shape):
     # The two victims take a token each of the budget.
     points = [(name, {"injected": copies}, load(budget - 2, injected=copies, whole=whole, **shape)) for name, copies in (("light", 1), ("heavy", 3))]
     facts = {"chunked_prefill": not whole, "max_num_batched_tokens": budget} if said else {}
-    return Run(arm, points, said=facts, flags={"max-num-batched-tokens": budget} | ({"no-enable-chunked-prefill": True} if arm == "unchunked" else {}))
+    flags = {"max-num-batched-tokens": budget} | ({"no-enable-chunked-prefill": True} if arm == "unchunked" else {})
+    return Run(arm, points, said=facts, flags=flags)
 
 
 def refused(arm="unchunked", reason="the engine does not run this model without chunked prefill"):

@@ -119,7 +119,7 @@ def test_words_follow_the_numbers(monkeypatch, tiny):
     said = bytes_per_step.sentence(published.MODEL, 8, 256)
     assert "9.28 GB" in said and "91 percent" in said and "about 77 requests" in said and "below that" in said
     assert "above that" in bytes_per_step.sentence(published.MODEL, 256, 256)
-    assert "1 request with 256 tokens each" in bytes_per_step.sentence(published.MODEL, 1, 256)
+    assert "1 request with 256 tokens: one step" in bytes_per_step.sentence(published.MODEL, 1, 256)
     assert "up to 3,072 tokens" in bytes_per_step.own_bytes(published.MODEL)
     assert "no recurrent state" in bytes_per_step.own_bytes(bytes_per_step.EVERYWHERE)
     assert "2.36 MB" in bytes_per_step.left_out(published.MODEL)

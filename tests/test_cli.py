@@ -8,7 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from inference_wall import cli, measure, regenerate
+from inference_wall import cli, jobs, regenerate
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def nothing_starts(monkeypatch):
         raise AssertionError("something was started")
 
     monkeypatch.setattr(regenerate, "execute", started)
-    monkeypatch.setattr(measure, "model_folder", started)
+    monkeypatch.setattr(jobs, "model_folder", started)
 
 
 @pytest.mark.parametrize(("arguments", "said", "remedy"), [
@@ -51,7 +51,7 @@ def test_a_busy_port_is_refused_before_the_start(nothing_starts):
 
 
 def test_a_missing_engine_is_refused_before_the_start(nothing_starts, monkeypatch):
-    monkeypatch.setattr(measure, "installed", lambda: None)
+    monkeypatch.setattr(jobs, "installed", lambda: None)
     result = CliRunner().invoke(cli.main, ["run", "part_1", "--rig", "cpu"])
     assert result.exit_code == 1 and "no vLLM is installed" in result.output and "make book" in result.output
 
@@ -59,9 +59,9 @@ def test_a_missing_engine_is_refused_before_the_start(nothing_starts, monkeypatc
 def test_a_flag_that_the_engine_does_not_know_is_refused_before_the_start(nothing_starts, monkeypatch):
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
-    rig = measure.rigs.load_rig("cpu")
+    rig = jobs.rigs.load_rig("cpu")
     rig.engine["flags"]["max-num-seq"] = 8
-    monkeypatch.setattr(measure.rigs, "pick_rig", lambda name: rig)
+    monkeypatch.setattr(jobs.rigs, "pick_rig", lambda name: rig)
     result = CliRunner().invoke(cli.main, ["run", "part_1", "--rig", "cpu"])
     assert result.exit_code == 1 and "did you mean 'max-num-seqs'" in result.output
 
@@ -69,11 +69,29 @@ def test_a_flag_that_the_engine_does_not_know_is_refused_before_the_start(nothin
 def test_a_request_longer_than_the_context_is_refused_before_the_start(nothing_starts, monkeypatch):
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
-    rig = measure.rigs.load_rig("cpu")
+    rig = jobs.rigs.load_rig("cpu")
     rig.posts["part_1"]["input_len"] = 2040
-    monkeypatch.setattr(measure.rigs, "pick_rig", lambda name: rig)
+    monkeypatch.setattr(jobs.rigs, "pick_rig", lambda name: rig)
+    monkeypatch.setattr(jobs, "model_folder", lambda rig, model: "nowhere")
     result = CliRunner().invoke(cli.main, ["run", "part_1", "--rig", "cpu"])
     assert result.exit_code == 1 and "max-model-len is 2048" in result.output
+
+
+def test_a_prompt_longer_than_the_context_is_refused_before_the_start(nothing_starts, monkeypatch):
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
+    monkeypatch.setattr(jobs, "model_folder", lambda rig, model: "nowhere")
+    result = CliRunner().invoke(cli.main, ["run", "part_2", "--rig", "cpu", "-p", "injected_len=5000"])
+    assert result.exit_code == 1 and "5008 tokens" in result.output and "max-model-len is 2048" in result.output
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ("budgets=0", "whole number"), ("budgets=512,512", "given twice"), ("budgets=,", "no number"), ("budget=512", "unknown parameter")])
+def test_a_knob_that_no_post_can_take_is_refused_in_a_batch_too(nothing_starts, monkeypatch, given, said):
+    monkeypatch.setattr(jobs, "model_folder", lambda rig, model: "nowhere")
+    for posts in (["part_2"], ["all"]):
+        result = CliRunner().invoke(cli.main, ["run", *posts, "--rig", "cpu", "-p", given])
+        assert result.exit_code == 1 and said in result.output, result.output
 
 
 def test_help_teaches_and_costs_little():

@@ -1,6 +1,7 @@
 """The freeze: which gap belongs to which window, and what the counts say, on rows that were laid out by hand."""
 
 import math
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,11 @@ from synthetic_freeze import arm_set, load, refused, run, whole_set
 
 from inference_wall import freeze
 from inference_wall.samples import token_gaps
+
+
+@cache
+def whole():
+    return freeze.read(whole_set())
 
 
 def rows(victims, injected):
@@ -156,7 +162,7 @@ def test_widening_starts_with_the_window_and_ends_with_everything():
 
 
 def test_hides_after_counts_the_tokens_that_a_p99_leaves_out():
-    cases = freeze.read(whole_set())
+    cases = whole()
     case = cases["chunked-250", "light"]  # 8 hurt tokens an injection
     tokens, seconds, why = freeze.hides_after(case)
     assert (tokens, why) == (800, "") and seconds == pytest.approx(800 * 0.020 / 2)
@@ -179,7 +185,7 @@ def test_read_gives_each_arm_and_load_and_leaves_out_what_was_refused():
     ("unchunked", "heavy", 1000),    # room for 1,998: one whole prompt
 ])
 def test_tokens_of_the_fullest_step(arm, load_name, tokens):
-    assert freeze.read(whole_set())[arm, load_name].step_tokens == tokens
+    assert whole()[arm, load_name].step_tokens == tokens
 
 
 def test_a_budget_above_the_prompt_is_limited_by_the_prompt_and_by_the_seats():
@@ -207,20 +213,20 @@ def test_invalid_points_are_kept_apart_and_marked():
 
 
 def test_roles_choose_by_budget_and_by_the_worst_stall():
-    found = freeze.roles(freeze.read(whole_set()), "light")
+    found = freeze.roles(whole(), "light")
     assert {name: case.arm for name, case in found.items()} == {
         "off": "unchunked", "smallest": "chunked-100", "largest": "chunked-500", "best": "chunked-100"}
 
 
 def test_prefill_speed_is_read_at_the_largest_budget():
-    case, speed, why = freeze.prefill_speed(freeze.read(whole_set()))
+    case, speed, why = freeze.prefill_speed(whole())
     assert case.arm == "chunked-500" and why == ""
     assert speed == pytest.approx(1000 / (0.010 + 3 * 0.020 + 0.500))  # slices of 498, 498 and 4 tokens
     assert freeze.prefill_speed({})[0] is None and freeze.prefill_speed({})[2]
 
 
 def test_the_cost_of_a_prompt_token_comes_out_of_the_stalls():
-    cost = freeze.prefill_cost(freeze.read(whole_set()))
+    cost = freeze.prefill_cost(whole())
     # Steps hold 98, 248, 498 and 1,000 prompt tokens, at both loads.
     assert cost["ms_per_token"] == pytest.approx(0.5) and cost["fixed_ms"] == pytest.approx(20.0) and cost["n"] == 8
     assert cost["tok_s"] == pytest.approx(2000)

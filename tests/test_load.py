@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from inference_wall.load import arrival_offsets, count_tokens
-from inference_wall.rigs import Point
+from inference_wall.plans import Point
 from inference_wall.samples import UNIT_S
 from inference_wall.server import free_port
 
@@ -21,7 +21,8 @@ needs_engine = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reas
 
 
 def point(rate=50.0, prompts=12, output=8):
-    return Point(index=0, pass_name="measured", arm="default", request_rate=rate, repeat=0, seed=3, num_prompts=prompts, input_len=8,
+    return Point(index=0, pass_name="measured", arm="default", load="sweep", kind="bench", request_rate=rate,
+                 repeat=0, seed=3, num_prompts=prompts, input_len=8,
                  output_len=output)
 
 

@@ -1,67 +1,160 @@
-"""What a run still has to measure: it follows from the finished points alone."""
+"""The measure process without an engine: servers and clients are stand-ins, everything between them and the record is real."""
+
+import contextlib
 
 import pandas as pd
 import pytest
 
-from inference_wall import measure, rigs
-
-SLO = {"ttft_percentile": 90, "ttft_s": 1.0, "completed_ratio": 0.9}
-
-
-def frame(*points):
-    return pd.DataFrame([{"rig": "cpu", "pass": "measured", "request_rate": rate, "valid": True, "ttft_n": 30, "ttft_p50_ms": ttft / 2,
-                          "ttft_p90_ms": ttft, "steady_req_s": rate, "completed_req_s": rate} for rate, ttft in points])
+from inference_wall import arms, jobs, measure, records
+from inference_wall.errors import EngineRefused, WallError
+from inference_wall.load import LoadResult
 
 
-@pytest.mark.parametrize(("points", "expected"), [
-    ([(1.0, 500), (2.0, 5000)], 1.41),  # inside the bracket
-    ([(1.0, 5000), (2.0, 9000)], 0.67),  # below a sweep that fails everywhere
-    ([(1.0, 500), (2.0, 600)], 3.0),  # above a sweep that holds everywhere
-    ([(1.0, 500), (1.05, 5000)], None),  # close enough
-    ([(1.0, 5000), (2.0, 500)], None),  # no order in it: another rate would not help
-])
-def test_the_refinement_goes_where_the_knee_is_or_must_be(points, expected):
-    assert measure.refinement(frame(*points), SLO) == expected
+class Server:
+    """Remembers its starts; refuses or dies as told."""
+
+    started: list = []
+    refuse: dict = {}
+
+    def __init__(self, job):
+        self.job, self.base_url = job, "http://127.0.0.1:1"
+        self.facts = {"ready_s": 1.5, "argv": ["serve"], "said": {"prefix_caching": False}}
+
+    def __enter__(self):
+        Server.started.append(self.job.name)
+        if self.job.arm.name in self.refuse:
+            raise self.refuse[self.job.arm.name]
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def require_alive(self):
+        return None
 
 
-def test_weights_are_counted_as_the_server_holds_them(tmp_path):
-    import json
+class Watcher:
+    def __init__(self, *_):
+        pass
 
-    header = {"__metadata__": {"format": "pt"}, "a": {"dtype": "BF16", "shape": [3, 5], "data_offsets": [0, 30]},
-              "q": {"dtype": "I32", "shape": [4], "data_offsets": [30, 46]}}
-    raw = json.dumps(header).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(46))
-    assert measure.weight_bytes(str(tmp_path), "float32") == 3 * 5 * 4 + 16
-    assert measure.weight_bytes(str(tmp_path), "bfloat16") == 3 * 5 * 2 + 16
-    assert measure.weight_bytes("Qwen/Qwen3.5-4B", "float16") is None
+    __enter__ = lambda self: self  # noqa: E731
+    __exit__ = lambda self, *_: None  # noqa: E731
+
+    def settle(self):
+        return {}
+
+    def frame(self, start, end):
+        return pd.DataFrame({"time": pd.Series([0, 1], dtype="int64"), "running": [0.0, 0.0]})
+
+
+class Client:
+    """One request of two tokens a point. Stops the run, as a kill would, before the point numbered `stop_at`."""
+
+    stop_at = None
+    ran: list = []
+
+    def run(self, point, *, timeout_s, on_done, profile=None):
+        if Client.stop_at == len(Client.ran):
+            raise measure.Stopped(143)
+        Client.ran.append((point.arm, point.load, point.pass_name))
+        requests = pd.DataFrame([{"request": 0, "role": "load", "stream": None, "round": None, "intended": 100, "sent": 100, "first_token": 200,
+                                  "end": 300, "asked_prompt_tokens": 8, "asked_output_tokens": 2, "prompt_tokens": 8, "output_tokens": 2,
+                                  "outcome": "completed", "error": None}])
+        chunks = pd.DataFrame({"request": [0, 0], "time": [200, 300], "tokens": [1, 1]})
+        return LoadResult(requests, chunks, {}, 0.0, 0.01, 0.001, 0.003)
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(tmp_path, monkeypatch):
+    if jobs.installed() is None:
+        pytest.skip("vLLM is not installed")
+    monkeypatch.setenv("WALL_BENCHMARKS", str(tmp_path))
+    monkeypatch.setattr(jobs, "model_folder", lambda rig, model: f"models/{model.get('embedded')}")
+    monkeypatch.setattr(measure, "_server", lambda job, folder: Server(job))
+    monkeypatch.setattr(measure, "_clients", lambda job, url: dict.fromkeys(("bench", "probe", "quality"), Client()))
+    monkeypatch.setattr(measure, "Watcher", Watcher)
+    monkeypatch.setattr(measure, "bandwidth", lambda device, report: {"copy_gb_s": 1.0})
+    monkeypatch.setattr(measure, "_excerpt", lambda profiler, folder, index: (None, {"reason": "no profiler"}))
+    monkeypatch.setattr(Server, "started", [])
+    monkeypatch.setattr(Server, "refuse", {})
+    monkeypatch.setattr(Client, "ran", [])
+    monkeypatch.setattr(Client, "stop_at", None)
+    return tmp_path
+
+
+def run(post="part_2", events=None, **more):
+    return measure.measure({"post": post, "rig": "cpu", **more}, lambda event, **facts: events.append((event, facts)) if events is not None else None)
+
+
+def test_one_start_an_arm_and_one_record_an_arm():
+    paths = run()
+    assert Server.started == ["part_2 chunked-2048", "part_2 chunked-512", "part_2 chunked-128", "part_2 unchunked"]
+    found = arms.of_runs(records.open_run(path) for path in paths)
+    assert list(found.runs) == found.names == ["chunked-2048", "chunked-512", "chunked-128", "unchunked"]
+    assert arms.accounting(found)["starts"] == 4 and found.first.said == {"prefix_caching": False}
+    assert set(found.frame()["load"]) == {"light", "heavy"} and set(found.frame()["pass"]) == {"cold", "measured", "trace"}
+
+
+def test_posts_that_can_use_the_same_server_share_its_start():
+    run("part_2", also={"part_3": {}, "part_4": {}})
+    assert Server.started[0] == "part_2 chunked-2048" and len(Server.started) == 4  # nothing was started for the riders alone
+    assert arms.newest("part_3", "cpu").missing == ["cap-1"] and arms.newest("part_4", "cpu").missing == ["blocks-17"]
+    run("part_3", also={"part_4": {}})
+    assert Server.started[4:] == ["part_3 cap-1"]
+    run("part_4")
+    assert Server.started[5:] == ["part_4 blocks-17"]
+    every = [each for post in ("part_2", "part_3", "part_4") for each in arms.newest(post, "cpu")]
+    assert arms.accounting(every)["starts"] == 6 and not any(arms.newest(post, "cpu").missing for post in ("part_2", "part_3", "part_4"))
+
+
+def test_a_refused_arm_is_recorded_and_the_rest_goes_on():
+    Server.refuse = {"unchunked": EngineRefused("chunking off is not supported", "the server ended with status 1", "leave it on")}
+    events = []
+    found = arms.of_runs(records.open_run(path) for path in run(events=events))
+    assert found.refused == {"unchunked": "chunking off is not supported"} and len(found.testable) == 3
+    assert found["unchunked"].points == [] and len(found["unchunked"].frame("requests")) == 0
+    assert any("not testable here" in facts.get("text", "") for _, facts in events)
+    assert arms.accounting(found)["starts"] == 4  # the refused start cost time too
+    run()
+    assert len(Server.started) == 4  # a refusal is a result: it is not tried again
+
+
+def test_a_refusal_of_the_rigs_own_flags_is_an_error():
+    Server.refuse = {"chunked-2048": EngineRefused("no such flag", "the server ended with status 2", "mend the rig")}
+    with pytest.raises(WallError, match="ended with status 2"):
+        run()
+
+
+def test_what_lies_in_the_machine_is_no_refusal():
+    Server.refuse = {"unchunked": WallError("the disk is full", "free some space")}
+    with pytest.raises(WallError, match="the disk is full"):
+        run()
+    assert arms.newest("part_2", "cpu").missing == ["unchunked"]
+
+
+def test_a_stopped_run_loses_the_point_in_flight_and_nothing_else():
+    Client.stop_at = 5  # in the second arm
+    with pytest.raises(measure.Stopped):
+        run()
+    before = list(Client.ran)
+    assert len(before) == 5
+    Client.stop_at, Client.ran = None, []
+    run()
+    assert Server.started.count("part_2 chunked-2048") == 1
+    repeated = [each for each in Client.ran if each in before and each[2] != "cold"]
+    assert repeated == [] and len(before) + len(Client.ran) >= 16
+
+
+def test_the_same_request_measures_nothing_again_unless_it_asks_for_newer_records():
+    run()
+    starts = len(Server.started)
+    run()
+    assert len(Server.started) == starts
+    with contextlib.suppress(TypeError):  # nothing can be newer than that: every arm is measured, and none is found
+        run(since="2999-01-01T00:00:00+00:00")
+    assert len(Server.started) == 2 * starts
 
 
 def test_paths_of_this_machine_do_not_reach_a_record(monkeypatch):
     monkeypatch.setattr(measure, "_PATHS", {"/home/somebody": "~", "/home/somebody/wall": "<repo>"})
     assert measure.scrub({"a": ["/home/somebody/wall/x", 3], "b": "/home/somebody/.cache"}) == {"a": ["<repo>/x", 3], "b": "~/.cache"}
-
-
-def test_an_unfinished_run_goes_on_as_it_would_have(monkeypatch):
-    rig = rigs.load_rig("cpu")
-    values = rigs.check_parameters(rigs.load_protocol("part_1"), {})
-    settings = rigs.settings(rig, "part_1", values)
-    job = measure.Job(rigs.load_protocol("part_1"), rig, {"name": "default"}, values, settings, None, "", {}, {})
-
-    class Draft:
-        finished: list = []
-
-        def points(self):
-            return self.finished
-
-    draft = Draft()
-    assert [point.index for point in measure.missing_points(job, draft)] == [0, 1]
-    summary = {"completed_req_s": 2.0, "steady_req_s": None}
-    plan = rigs.plan(rig, "part_1", values, ceiling_req_s=2.0)
-    draft.finished = [{**point.as_dict(), "summary": summary} for point in plan[:3]]
-    assert measure.missing_points(job, draft) == plan[3:]
-    draft.finished = [{**point.as_dict(), "summary": summary} for point in plan]
-    monkeypatch.setattr(measure.records, "frame_of_points", lambda points, name: frame((1.2, 500), (2.4, 5000)))
-    (extra,) = measure.missing_points(job, draft)
-    assert (extra.index, extra.request_rate, extra.pass_name) == (len(plan), 1.7, "measured")
-    draft.finished.append({**extra.as_dict(), "summary": summary})
-    assert measure.missing_points(job, draft) == []

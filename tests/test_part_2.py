@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 
 import jupytext
 import plotly.graph_objects as go
@@ -35,13 +36,19 @@ def _invalid(found):
     return found
 
 
+@cache
+def looked(name):
+    arms = SETS[name]()
+    return arms, freeze.read(arms)
+
+
 @pytest.fixture(params=SETS, ids=lambda name: name.replace(" ", "_"))
-def arms(request):
-    return SETS[request.param]()
+def arms_and_cases(request):
+    return looked(request.param)
 
 
-def test_every_null_has_a_reason_and_every_value_is_strict_json(arms):
-    entries = part_2.numbers(arms)
+def test_every_null_has_a_reason_and_every_value_is_strict_json(arms_and_cases):
+    entries = part_2.numbers(*arms_and_cases)
     json.dumps(entries, allow_nan=False)
     for name, entry in entries.items():
         assert (entry["value"] is None) == bool(entry["reason"]), name
@@ -50,8 +57,8 @@ def test_every_null_has_a_reason_and_every_value_is_strict_json(arms):
     assert entries["shape_because"]["value"]
 
 
-def test_the_page_finds_all_its_numbers_whatever_was_measured(arms):
-    entries = {f"part_2.here.{name}": entry for name, entry in part_2.numbers(arms).items()}
+def test_the_page_finds_all_its_numbers_whatever_was_measured(arms_and_cases):
+    entries = {f"part_2.here.{name}": entry for name, entry in part_2.numbers(*arms_and_cases).items()}
     entries |= {f"published.a10g.{name}": entry for name, entry in part_2.published().items()}
     for content in NUM.findall(NOTEBOOK.read_text(encoding="utf-8")):
         key, spec, with_unit = roles.parse(content)
@@ -60,8 +67,8 @@ def test_the_page_finds_all_its_numbers_whatever_was_measured(arms):
         assert entries[key]["unit"] or not with_unit, key
 
 
-def test_every_figure_table_and_sentence_stands_on_every_outcome(arms):
-    cases = freeze.read(arms)
+def test_every_figure_table_and_sentence_stands_on_every_outcome(arms_and_cases):
+    arms, cases = arms_and_cases
     for words in (part_2.arms_sentence(arms, cases), part_2.stall_sentence(arms, cases), part_2.trade_sentence(arms, cases),
                   part_2.population_sentence(cases), part_2.cost_sentence(cases), part_2.verdict_sentence(arms, cases)):
         assert words and "nan" not in words and "None" not in words and "\n%" not in words
@@ -81,28 +88,28 @@ def test_every_figure_table_and_sentence_stands_on_every_outcome(arms):
 # --- the verdict --------------------------------------------------------------------------------------------------------
 
 
-def verdict(arms):
-    return part_2.verdict(arms, freeze.read(arms))
+def verdict(name):
+    return part_2.verdict(*looked(name))
 
 
 def test_held():
-    found = verdict(whole_set())
+    found = verdict("whole")
     # 1,000 tokens at 0.5 ms and a step of 20 ms against 98 tokens.
     assert found["headline"] == f"{520 / 69:.1f} x longer worst stall without chunking" and found["shape"] == "held"
     assert "520 ms" in found["shape_because"] and "69.0 ms" in found["shape_because"] and "20.0" in found["shape_because"]
 
 
 def test_did_not_hold_where_the_budget_swallows_the_prompts_whole():
-    found = verdict(SETS["null result"]())
+    found = verdict("null result")
     assert found["shape"] == "did not hold" and found["headline"].startswith("1.0 x")
-    words = part_2.stall_sentence(SETS["null result"](), freeze.read(SETS["null result"]()))
+    words = part_2.stall_sentence(*looked("null result"))
     assert "not longer without chunking" in words and "no difference is shown" in words
 
 
 def test_moved_when_only_the_stall_is_longer():
     # Twelve ordinary steps end each injection: the median is calm with few, large pieces as well.
     gentle = arm_set(run("chunked-500", 500, tail=12), run("unchunked", 2000, whole=True, tail=12))
-    assert verdict(gentle)["shape"] == "moved"
+    assert part_2.verdict(gentle, freeze.read(gentle))["shape"] == "moved"
 
 
 @pytest.mark.parametrize(("name", "because"), [
@@ -110,7 +117,7 @@ def test_moved_when_only_the_stall_is_longer():
     ("invalid", "not valid: drift"), ("only off", "no arm with chunking"), ("one budget refused", "no arm with chunking"),
 ])
 def test_not_measured_says_why(name, because):
-    found = verdict(SETS[name]())
+    found = verdict(name)
     assert found["shape"] == "not measured here" and found["headline"] is None and because in found["shape_because"]
 
 
@@ -123,17 +130,17 @@ def test_refused_and_missing_arms_are_named():
     assert "`unchunked` is not testable here" in words and "`chunked-100` was not measured yet" in words
     table = freeze_tables.settings_table(arms)
     assert "not testable here: the engine does not run" in table and "no record" in table
-    assert "All 4 arms were measured" in part_2.arms_sentence(whole_set(), freeze.read(whole_set()))
+    assert "All 4 arms were measured" in part_2.arms_sentence(*looked("whole"))
 
 
 def test_the_setting_that_took_effect_is_shown_and_not_the_wish():
-    arms = SETS["stubborn"]()
-    assert "did the opposite" in freeze_tables.settings_table(arms) and "did the opposite" in part_2.arms_sentence(arms, freeze.read(arms))
-    assert "not said" in freeze_tables.settings_table(SETS["silent log"]())
+    arms, cases = looked("stubborn")
+    assert "did the opposite" in freeze_tables.settings_table(arms) and "did the opposite" in part_2.arms_sentence(arms, cases)
+    assert "not said" in freeze_tables.settings_table(looked("silent log")[0])
 
 
 def test_the_trade_names_the_window_where_the_medians_disagree():
-    words = part_2.trade_sentence(whole_set(), freeze.read(whole_set()))
+    words = part_2.trade_sentence(*looked("whole"))
     # Narrow: 3 stalls of 520 ms outnumber the calm tokens; to the end: they do not.
     assert "20.0 against 69.0 ms, worse with chunking (3.5 x)" in words
     assert "520 against 69.0 ms, better with chunking" in words and "opposite directions" in words
@@ -146,11 +153,11 @@ def test_the_population_sentence_follows_the_p99():
     assert "is 520 ms" in words and "p99 is 20.0 ms: **the stall is hidden.**" in words
     short = arm_set(run("unchunked", 2000, whole=True, calm=50, rounds=4))
     assert "p99 is 520 ms: the stall still shows" in part_2.population_sentence(freeze.read(short))
-    assert "a p99 is withheld" in part_2.population_sentence(freeze.read(whole_set()))
+    assert "a p99 is withheld" in part_2.population_sentence(looked("whole")[1])
 
 
 def test_one_cost_from_two_measurements():
-    words = part_2.cost_sentence(freeze.read(whole_set()))
+    words = part_2.cost_sentence(looked("whole")[1])
     assert "20.0 ms + 0.500 ms" in words and "2,000 tokens a second" in words and "differ by 14%" in words  # 1,754 from the wait
 
 
@@ -183,28 +190,28 @@ def test_published_rows_are_run_1_with_the_median_of_all_tokens_as_base():
 
 
 def test_the_beat_shows_the_stall_as_a_flat_piece():
-    figure = freeze_figures.token_beats(freeze.read(whole_set()), "light")
+    figure = freeze_figures.token_beats(looked("whole")[1], "light")
     thick = [trace for trace in figure.data if trace.name == "its longest gap in the window"]
     assert [round(trace.x[1] - trace.x[0], 3) for trace in thick] == [0.52, 0.269, 0.144, 0.069]
     assert all(trace.y[0] == trace.y[1] for trace in thick)
 
 
 def test_the_dial_has_the_budgets_and_the_arm_without_at_its_end():
-    figure = freeze_figures.budget_dial(freeze.read(whole_set()), "light")
+    figure = freeze_figures.budget_dial(looked("whole")[1], "light")
     worst = [trace for trace in figure.data if trace.name == "worst stall"]
     assert list(worst[0].x) == [100, 250, 500] and list(worst[0].y) == [69, 144, 269]
     assert list(worst[1].x) == ["no<br>chunks"] and list(worst[1].y) == [520]
 
 
 def test_a_percentile_that_n_cannot_bear_is_not_drawn():
-    cases = freeze.read(whole_set())
+    cases = looked("whole")[1]
     figure = freeze_figures.gap_percentiles(cases, "light", "window")
     curve = next(trace for trace in figure.data if trace.visible and trace.name == "no chunking" and trace.mode == "lines")
     assert curve.customdata[0][2] == 8 and {row[0] for row in curve.customdata} == {"p50", "p40", "p60"}  # 8 gaps bear no p90
 
 
 def test_an_invalid_arm_is_marked():
-    cases = freeze.read(SETS["invalid"]())
+    cases = looked("invalid")[1]
     figure = freeze_figures.budget_dial(cases, "light")
     assert all("open" in symbol for trace in figure.data if trace.name == "worst stall" for symbol in trace.marker.symbol)
     assert "not valid" in freeze_figures.gap_percentiles(cases, "light").layout.meta["alt"] and "drift" in freeze_tables.trade_table(cases)
@@ -223,7 +230,7 @@ def test_the_protocol_and_the_parameters_cell_agree():
 def test_the_page_runs(name, monkeypatch):
     from inference_wall import headline, post
 
-    monkeypatch.setattr(post, "open_runs", lambda *_, **__: SETS[name]())
+    monkeypatch.setattr(post, "open_runs", lambda *_, **__: looked(name)[0])
     monkeypatch.setattr(headline, "reproduce", lambda _: "")
     shown, names = [], {}
     monkeypatch.setattr("IPython.display.display", lambda thing, **_: shown.append(thing))

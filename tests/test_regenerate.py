@@ -36,9 +36,9 @@ def test_parameters_reach_the_notebook_and_are_hidden_on_the_page(home):
     assert notebook.cells[-1].outputs[0].text == "cpu 0.5\n"
     hidden = [cell for cell in notebook.cells if "remove-cell" in cell.metadata.get("tags", [])]
     assert len(hidden) == 2 and "papermill" not in notebook.metadata
-    assert regenerate.is_current("part_1", None)
+    assert regenerate.is_current("part_1", [])
     write(home, "print(rig)")
-    assert not regenerate.is_current("part_1", None)
+    assert not regenerate.is_current("part_1", [])
 
 
 def test_the_same_input_gives_the_same_bytes(home):
@@ -60,7 +60,7 @@ def test_a_failed_notebook_never_replaces_the_page(home, body, said):
         regenerate.execute("part_1", {})
     assert said in caught.value.message and caught.value.remedy
     assert regenerate.executed("part_1").read_bytes() == good
-    assert not regenerate.is_current("part_1", None)
+    assert not regenerate.is_current("part_1", [])
 
 
 def test_a_bad_parameter_starts_no_kernel(home, monkeypatch):
@@ -70,7 +70,7 @@ def test_a_bad_parameter_starts_no_kernel(home, monkeypatch):
 
 
 def test_without_a_record_the_error_says_how_to_make_one(home):
-    write(home, "from inference_wall import post\npost.open_run('part_1', rig='cpu')")
+    write(home, "from inference_wall import post\npost.open_runs('part_1', rig='cpu')")
     with pytest.raises(WallError, match="no record of part_1") as caught:
         regenerate.execute("part_1", {"rig": "cpu"})
     assert "wall run part_1" in caught.value.remedy
@@ -79,7 +79,7 @@ def test_without_a_record_the_error_says_how_to_make_one(home):
 def test_the_page_note_says_which_record_is_shown(home):
     note = regenerate.executed("part_1").with_suffix(".json")
     assert regenerate.page_note("part_1") is None
-    write(home, "import os, json\nopen(os.environ['WALL_PAGE'], 'w').write(json.dumps({'run': 'x', 'rig': 'cpu'}))")
+    write(home, "import os, json\nopen(os.environ['WALL_PAGE'], 'w').write(json.dumps({'runs': ['x'], 'rig': 'cpu'}))")
     regenerate.execute("part_1", {"mode": "recorded"})
-    assert json.loads(note.read_text())["run"] == "x" == regenerate.page_note("part_1")["run"]
+    assert json.loads(note.read_text())["runs"] == ["x"] == regenerate.page_note("part_1")["runs"]
     assert records.benchmarks() == home / "benchmarks"

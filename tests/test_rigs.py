@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from inference_wall import rigs
+from inference_wall import plans, rigs
 from inference_wall.errors import WallError
 
 
@@ -57,11 +57,15 @@ def test_every_rig_file_loads_and_has_what_the_instrument_reads():
             continue
         assert rig.model["served_name"] and {"embedded", "path", "hub"} & set(rig.model)
         assert "trust-remote-code" not in rig.engine.get("flags", {})
-        settings = rigs.settings(rig, "part_1", {})
-        asked = settings["rates"] or settings["rate_fractions"]
-        assert asked == sorted(asked) and settings["slo"]["ttft_s"] > 0
-        assert settings["rates"] or settings["calibration_prompts"] > 0
-        assert settings["input_len"] + settings["output_len"] <= rig.engine["flags"]["max-model-len"]
+        for post in rigs.protocol_names():
+            settings = plans.settings(rig, post, {})
+            flags = {**rig.engine["flags"], **settings.get("flags", {})}
+            arms = plans.arms(post, settings, flags)
+            assert len({arm.name for arm in arms}) == len(arms) > 0
+            for arm in arms:
+                points = plans.points(post, settings, {}, arm, ceiling_req_s=1.0)
+                assert {"cold", "measured", "trace"} >= {point.pass_name for point in points} - {"calibration"}
+                assert all(point.longest <= flags["max-model-len"] for point in points), (name, post, arm.name)
 
 
 def test_every_protocol_names_a_notebook_whose_parameters_cell_is_the_same_list(protocol):
@@ -94,34 +98,3 @@ def test_auto_picks_the_rig_that_names_the_card_then_any_card_then_the_cpu(monke
 def test_a_published_rig_cannot_be_run():
     with pytest.raises(WallError, match="published"):
         rigs.pick_rig("a10g-published")
-
-
-def test_plan_order_seeds_and_scale():
-    rig = rigs.load_rig("cpu")
-    points = rigs.plan(rig, "part_1", {"rates": [1.0, math.inf], "repeats": 2, "scale": 0.5})
-    assert [(p.pass_name, p.repeat, p.rate_label) for p in points] == [
-        ("cold", 0, "1"), ("cold", 0, "inf"), ("measured", 0, "1"), ("measured", 0, "inf"), ("measured", 1, "1"), ("measured", 1, "inf")]
-    assert [p.index for p in points] == list(range(6))
-    assert len({p.seed for p in points}) == 6
-    assert points[2].num_prompts == rig.posts["part_1"]["num_prompts"] // 2
-    assert points[1].request_rate is None and points[0].as_dict()["pass"] == "cold"
-
-
-def test_plan_is_stable_when_another_rate_is_added():
-    rig = rigs.load_rig("cpu")
-    few = {p.rate_label: p.seed for p in rigs.plan(rig, "part_1", {"rates": [1.0, 2.0]}) if p.pass_name == "measured"}
-    more = {p.rate_label: p.seed for p in rigs.plan(rig, "part_1", {"rates": [1.0, 1.5, 2.0]}) if p.pass_name == "measured"}
-    assert few.items() <= more.items()
-
-
-def test_rates_as_shares_of_the_ceiling_follow_the_calibration():
-    rig = rigs.load_rig("cpu")
-    first = rigs.plan(rig, "part_1", {})
-    assert [(p.pass_name, p.rate_label) for p in first] == [("cold", "inf"), ("calibration", "inf")]
-    full = rigs.plan(rig, "part_1", {}, ceiling_req_s=1.234)
-    assert [p.as_dict() for p in full[:2]] == [p.as_dict() for p in first]
-    shares = [share for share in rigs.settings(rig, "part_1", {})["rate_fractions"] if not math.isinf(share)]
-    measured = [p.request_rate for p in full if p.pass_name == "measured"]
-    assert measured == [float(f"{share * 1.234:.2g}") for share in shares] + [None]
-    assert [p.request_rate for p in full if p.pass_name == "cold"][1:] == measured[:-1]
-    assert len({p.seed for p in full}) == len(full) == len({p.index for p in full})

@@ -39,7 +39,7 @@ class FakeRun:
         """One flood of a load, played with the rules; without `counter` the server does not export its preemptions."""
         input_len, output_len, number = LOADS[load]
         cache = starvation.cache_of(self)[0]
-        zero = 1_000_000 * len(self.points) + 100_000
+        zero = 10_000_000 * len(self.points) + 100_000
         now, total, chunks, samples = zero, 0, [], [(zero - 30_000, 0, 0, 0.0, 0)]
         first, end = {}, {}
         tokens_in = tokens_out = 0
@@ -72,12 +72,15 @@ class FakeRun:
         self._frames[index] = {"requests": requests, "chunks": chunks, "metrics": metrics}
         summary = stats.point_summary(requests, chunks, metrics, None, input_len, output_len)
         validity = stats.validity(requests, chunks, metrics, None, input_len, output_len, num_prompts=len(requests), prefix_caching=False)
+        span = {"start_s": requests["sent"].min() * 1e-5, "end_s": requests["end"].max() * 1e-5}
         self.points.append({"point": index, "pass": "measured", "arm": self.arm, "load": load, "kind": "bench", "request_rate": None,
                             "rate_label": "inf", "repeat": repeat, "seed": 1, "num_prompts": len(requests), "input_len": input_len,
-                            "output_len": output_len, "start_s": 0.0, "end_s": 1.0, "overhead_s": 0.1, "server_start": 0,
+                            "output_len": output_len, **span, "overhead_s": 0.1, "server_start": 0,
                             "summary": summary, "validity": validity | {"valid": True, "reasons": []}})
 
     def frame(self, name, point=None):
+        if point is None:
+            return pd.concat([frames[name] for frames in self._frames.values()], ignore_index=True)
         return self._frames[point][name]
 
     def trace(self, point):
@@ -193,6 +196,14 @@ def test_counts_of_a_played_set(arms):
     assert found.loc[("blocks-17", "long"), ["preemptions", "proof"]].tolist() == [0, "control"]
     # Nothing moved on the natural server: its zero is the arithmetic's, not the counter's.
     assert found.loc[("natural", "positive"), ["preemptions", "proof"]].tolist() == [0, "room"]
+
+
+def test_a_points_metrics_reach_one_sample_beyond_it(arms):
+    run = arms["blocks-17"]
+    requests, _, metrics = starvation.raw_rows(run, 1)
+    assert len(metrics) < len(run.frame("metrics"))
+    assert metrics["time"].iloc[0] < requests["sent"].min() <= metrics["time"].iloc[1]
+    assert metrics["time"].iloc[-2] <= requests["end"].max() < metrics["time"].iloc[-1]
 
 
 def test_a_zero_without_a_control_is_unknown():

@@ -4,18 +4,18 @@ import json
 
 import pytest
 
-from inference_wall import headline, records, stats
+from inference_wall import arms, headline, part_1, records, stats
 
 
 @pytest.fixture(scope="module")
 def run():
-    found = records.newest("part_1", "cpu", committed_only=True)
+    found = arms.newest("part_1", "cpu", committed_only=True)
     assert found is not None, "the repository ships a record of part_1 on the CPU rig"
-    return found
+    return found.first
 
 
 def test_every_null_has_a_reason_and_every_value_is_strict_json(run):
-    numbers = headline.numbers(run)
+    numbers = part_1.numbers(arms.of_runs([run]))
     json.dumps(numbers, allow_nan=False)
     for name, entry in numbers.items():
         assert (entry["value"] is None) == bool(entry["reason"]), name
@@ -23,14 +23,14 @@ def test_every_null_has_a_reason_and_every_value_is_strict_json(run):
 
 
 def test_numbers_follow_the_record(run, monkeypatch):
-    before = headline.numbers(run)
+    before = part_1.numbers(arms.of_runs([run]))
     frame = records.points_frame(run)
     quoted = frame[(frame["pass"] == "measured") & frame["valid"].astype(bool)]
     measured = quoted["request_rate"].idxmin()
     changed = frame.copy()
     changed.loc[measured, "ttft_p50_ms"] *= 2
     monkeypatch.setattr(records, "points_frame", lambda _run: changed)
-    after = headline.numbers(run)
+    after = part_1.numbers(arms.of_runs([run]))
     assert after["lightest_ttft_p50_ms"]["value"] == pytest.approx(2 * before["lightest_ttft_p50_ms"]["value"])
     assert after["ttft_growth"]["value"] == pytest.approx(before["ttft_growth"]["value"] / 2)
 
@@ -38,13 +38,13 @@ def test_numbers_follow_the_record(run, monkeypatch):
 def test_an_invalid_point_is_not_quoted(run, monkeypatch):
     frame = records.points_frame(run).assign(valid=False)
     monkeypatch.setattr(records, "points_frame", lambda _run: frame)
-    numbers = headline.numbers(run)
+    numbers = part_1.numbers(arms.of_runs([run]))
     assert numbers["lightest_ttft_p50_ms"]["value"] is None and "no valid" in numbers["lightest_ttft_p50_ms"]["reason"]
     assert numbers["knee_low"]["value"] is None and numbers["invalid_points"]["value"] == len(frame)
 
 
 def test_the_bound_is_bytes_over_bandwidth(run):
-    numbers = headline.numbers(run)
+    numbers = part_1.numbers(arms.of_runs([run]))
     weights, bandwidth = numbers["weights_gb"]["value"], numbers["best_bandwidth_gb_s"]["value"]
     assert numbers["stream_ms"]["value"] == pytest.approx(weights / bandwidth * 1e3)
     assert weights == pytest.approx(0.538, abs=0.01)  # 134.5 million weights of 4 bytes
@@ -58,11 +58,11 @@ def test_the_bound_is_bytes_over_bandwidth(run):
     ("cannot judge", [None, None], "No verdict"),
 ])
 def test_the_knee_is_told_whichever_way_it_came_out(status, bracket, said):
-    assert said in headline.knee_sentence({"status": status, "bracket": bracket, "notes": []})
+    assert said in part_1.knee_sentence({"status": status, "bracket": bracket, "notes": []})
 
 
 def test_every_status_of_the_knee_has_a_sentence(run):
     found = stats.knee(records.points_frame(run), run.document["settings"]["slo"])
-    assert headline.knee_sentence(found)
-    assert headline.point_for_timeline(run, found)["point"] in [point["point"] for point in run.points]
-    assert run.name in headline.reproduce(run)
+    assert part_1.knee_sentence(found)
+    assert part_1.point_for_timeline(run, found)["point"] in [point["point"] for point in run.points]
+    assert run.name in headline.reproduce(arms.of_runs([run]))
