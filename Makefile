@@ -2,14 +2,18 @@
 
 PORT ?= 8899
 RIG ?= auto
+SCALE ?= 1
+AGAIN ?=
 WALL := .venv/bin/wall
 
 .DEFAULT_GOAL := help
 .PHONY: help book site serve test lock clean distclean
 
 help:
-	@echo 'make book       measure Part 1 on this machine and render the site (first time: some minutes)'
+	@echo 'make book       measure all five parts on this machine and render the site (two cores: half an hour)'
 	@echo '                RIG=cpu|gpu|...  which machine profile; default: auto'
+	@echo '                SCALE=0.2  a fifth of the requests: a quick look, not evidence'
+	@echo '                AGAIN=1    measure anew what is already measured'
 	@echo 'make site       render the site from the records that are there; starts no engine'
 	@echo 'make serve      show the site at http://127.0.0.1:$(PORT) (PORT=... for another)'
 	@echo 'make test       run every test, in a browser too'
@@ -21,7 +25,7 @@ help:
 
 book:
 	@tools/setup.sh engine
-	@$(WALL) run part_1 --rig $(RIG) --again
+	@$(WALL) run all --rig $(RIG) --scale $(SCALE) $(if $(AGAIN),--again)
 	@$(WALL) site
 	@echo 'The site is in _build/html. To look at it: make serve'
 

@@ -243,7 +243,7 @@ def add_curve(
     finite = curve[curve["request_rate"].map(math.isfinite)]
     line_dash, marker, width = STYLES[style]
     paint = colour_of or colour(str(frame["rig"].iloc[0]))
-    # The author's percentiles are interpolated by his load generator; his rule is not ours.
+    # The author's percentiles are interpolated by vLLM's load generator; its rule is not ours.
     percentiles = column.endswith("_ms") and style.startswith("p") and not _is_published(frame)
     for part, at_once in ((finite, False), (curve[~curve.index.isin(finite.index)], True)):
         if part.empty:

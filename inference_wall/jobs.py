@@ -167,7 +167,8 @@ def missing_points(job: Job, finished: list[dict[str, Any]]) -> list[plans.Point
         rate, repeat = refinement(records.frame_of_points(finished, job.rig.name), job.settings["slo"]), 0
     else:
         rate = None
-    if rate is None:
+    # A rate that was measured already would tell nothing new: its prompts would be the same.
+    if rate is None or (repeat == 0 and rate in {point["request_rate"] for point in finished if point["pass"] == "measured"}):
         return []
     return [plans.refinement_point(job.settings, job.values, job.arm, len(finished), rate, repeat)]
 

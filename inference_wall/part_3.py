@@ -284,7 +284,7 @@ CAPS_CSV, STEPS_CSV = "a10g/part_3/batching.csv", "a10g/part_1/decode_step.csv"
 
 
 def published_caps() -> pd.DataFrame:
-    """The author's floods by cap: cap, tok_s, batch (what ran: the cap, but no more than his card could seat) and the printed columns."""
+    """The author's floods by cap: cap, tok_s, batch (what ran: the cap, but no more than the card could seat) and the printed columns."""
     rows = author.table(CAPS_CSV)
     rows = rows[rows["model"] == author.MODEL].assign(cap=lambda frame: frame["max_num_seqs"].astype(int), tok_s=lambda frame: frame["output_tok_s"])
     return rows.assign(batch=rows["cap"].clip(upper=int(_running()["value"]))).reset_index(drop=True)

@@ -183,7 +183,7 @@ def _streamed_bytes() -> dict[str, dict[str, float]]:
 
 
 def published_frame() -> pd.DataFrame:
-    """The author's two variants on his A10G, one row each, with the columns of `quantization.variants`. Intervals were not published."""
+    """The author's two variants on the A10G, one row each, with the columns of `quantization.variants`. Intervals were not published."""
     parts = author.table(PARTS_CSV)
     ratio = float(author.table(RATIOS_CSV).set_index("metric").loc["parameter_ratio_9b_over_4b", "value"])
     bandwidth = float(author.rig_facts()["hardware"]["copy_bandwidth_measured"]["value"])
@@ -205,7 +205,7 @@ def published_frame() -> pd.DataFrame:
 
 
 def published_pairs() -> pd.DataFrame:
-    """The author's comparison, in the columns of `quantization.comparisons`. `parameters` is the ratio that he states."""
+    """The author's comparison, in the columns of `quantization.comparisons`. `parameters` is the ratio as stated."""
     return quantization.comparisons(published_frame())
 
 

@@ -154,8 +154,9 @@ def _block_arms(chosen: dict[str, Any]) -> list[Arm]:
 
 
 def _variant_arms(chosen: dict[str, Any]) -> list[Arm]:
-    return [Arm(variant["name"], variant.get("flags", {}), {name: value for name, value in variant.items() if name not in ("name", "flags", "optional")})
-            for variant in chosen["variants"]]
+    not_model = ("name", "flags", "optional")
+    return [Arm(each["name"], each.get("flags", {}), {name: value for name, value in each.items() if name not in not_model})
+            for each in chosen["variants"]]
 
 
 # --- points -------------------------------------------------------------------------------------------------------

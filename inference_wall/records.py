@@ -62,6 +62,7 @@ def code_version() -> str:
     """Hex digest of the sources that decide what a record says (first 16 digits of sha256)."""
     folder = Path(__file__).parent
     joined = b"".join((folder / f"{name}.py").read_bytes() for name in INSTRUMENT)
+    joined += b"".join(path.read_bytes() for path in sorted((root() / "experiments").glob("*/text.txt")))  # what `quality` reads
     return hashlib.sha256(joined).hexdigest()[:16]
 
 

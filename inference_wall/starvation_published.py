@@ -1,8 +1,8 @@
 """What the author published on cache starvation, with what room formula and rules say of each run.
 
 What:   `runs` gives every published run with its cache, its count and, computed here, the count of the rules alone; `samples` the
-        counters that he sampled; `published` names the numbers that Part 4 uses.
-Why:    the same arithmetic must explain his counts before it explains ours.
+        counters as they were sampled; `published` names the numbers that Part 4 uses.
+Why:    the same arithmetic must explain the author's counts before it explains ours.
 Use:    runs()[["arm", "preemptions", "rules"]];  published()["starvation_high"]["value"]
 Not:    our own runs (`starvation`), the author's other figures (`published_numbers`).
 """

@@ -68,7 +68,7 @@ display(HTML(tables.setup_table(run, numbers)))
 # one decides how many requests can run together. The others wait outside.
 #
 # On the author's A10G the two were close. The cap was {num}`published.a10g.max_num_seqs`; the blocks in the cache were
-# enough for {num}`published.a10g.room_flood_requests`, and that is how many ran in his flood. Room was the limit there,
+# enough for {num}`published.a10g.room_flood_requests`, and that is how many ran in that flood. Room was the limit there,
 # although the text of the series says that memory was never the bottleneck.
 
 # %% [markdown]

@@ -192,7 +192,7 @@ display(cliff_figures.price(found.caps, found.closed, found.rig))
 #
 # {bdg-warning-line}`published by the author, not re-measured here`
 #
-# The author's caps went from {num}`published.a10g.cliff_small_cap` to {num}`published.a10g.cliff_large_cap`, and his output
+# The author's caps went from {num}`published.a10g.cliff_small_cap` to {num}`published.a10g.cliff_large_cap`, and the output
 # rate from {num}`published.a10g.cliff_cap_1_output_tok_s:.0f` to {num}`published.a10g.cliff_cap_256_output_tok_s:,.0f` tokens a
 # second: **{num}`published.a10g.cliff_factor:.1f` times**. The machines have nothing in common, so the figure divides each
 # batch by the crossover of its own machine, and each throughput by the ceiling of its own fit. If a step is a straight line,

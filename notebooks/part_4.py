@@ -209,7 +209,7 @@ if not traces:
 # the clause of the log that should have said otherwise could not print in that version of the engine. Later the
 # author read the engine's own counter, beside a load that had to move it. In
 # {num}`published.a10g.starvation_runs` runs it rose by {num}`published.a10g.starvation_low` to
-# {num}`published.a10g.starvation_high`. He published that too.
+# {num}`published.a10g.starvation_high`. The author published that too.
 
 # %%
 display(HTML(starvation_tables.published_table(author_runs)))
@@ -221,14 +221,14 @@ display(HTML(starvation_tables.published_table(author_runs)))
 # requests were alike. For the first version's runs it gives counts as well, where the log said
 # {num}`published.a10g.starvation_seed`.
 #
-# Two details of his runs find their reason here:
+# Two details of these runs find their reason here:
 #
-# - His script expected no preemption from long prompts with short answers, and counted
+# - The author's script expected no preemption from long prompts with short answers, and counted
 #   {num}`published.a10g.starvation_neg_preemptions`. Until an option was added in 2026, a long prompt was let in as soon as its *first
-#   piece* fitted. The rules with that clause give {num}`published.a10g.starvation_neg_rules`, so we take it that his version
+#   piece* fitted. The rules with that clause give {num}`published.a10g.starvation_neg_rules`, so we take it that this version
 #   did this. The version that we read looks at the whole prompt first, and then the rules give
 #   {num}`published.a10g.starvation_neg_rules_whole`.
-# - His roomy cache was not roomy. It was up to {num}`published.a10g.starvation_natural_usage_percent:.0f` percent full,
+# - The roomy cache was not roomy. It was up to {num}`published.a10g.starvation_natural_usage_percent:.0f` percent full,
 #   and the first batch would have needed {num}`published.a10g.starvation_natural_demand_over_room:.1f` times the blocks there
 #   were. Its counter stood at {num}`published.a10g.starvation_roomy_4b_plateau` for most of the run; the rules put
 #   {num}`published.a10g.starvation_roomy_4b_rules_before` before the first end.
