@@ -308,14 +308,15 @@ def _second_step_end(requests: pd.DataFrame, chunks: pd.DataFrame) -> np.ndarray
     token.
 
     Chunks of one step reach the client within a moment of each other, so a step counts as over once half a median token
-    gap has passed since its first chunk.
+    gap has passed since its first chunk. A request that is sent while a step ends (the next one of a closed loop, as a
+    rule) reaches the engine when the following step has begun, so that the step that was ending does not count.
     """
     sent_requests = requests[requests["sent"].notna()]
     sent, first = ticks(sent_requests["sent"]), ticks(sent_requests["first_token"])
     gaps = token_gaps(chunks)
     half_step = np.median(gaps[gaps > 0]) / 2 / UNIT_S if (gaps > 0).any() else 0.0
     step_ends = np.append(np.sort(ticks(chunks["time"])), np.inf)
-    next_end = step_ends[np.searchsorted(step_ends, sent, side="right")]
+    next_end = step_ends[np.searchsorted(step_ends, sent + half_step, side="right")]
     after_next = step_ends[np.minimum(np.searchsorted(step_ends, next_end + half_step), step_ends.size - 1)]
     return np.fmin(after_next, first)
 

@@ -26,7 +26,7 @@ def test_starts_are_configurations_not_arms():
 
 def test_every_arm_and_load_is_named_before_anything_starts():
     text = planned.describe(prepared("part_2"))
-    for words in ("chunked-2048", "chunked-128", "max-num-batched-tokens=128", "no-enable-chunked-prefill", "light", "heavy", "prompts of 1500"):
+    for words in ("chunked-2048", "chunked-128", "max-num-batched-tokens=128", "no-enable-chunked-prefill", "light", "heavy", "prompts of 1024"):
         assert words in text, words
 
 
