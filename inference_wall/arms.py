@@ -68,11 +68,12 @@ class ArmSet:
 
 def newest(post: str, rig: str, committed_only: bool = False) -> ArmSet | None:
     """The newest complete set of a post on a rig, else the newest begun one, else null. Damaged records are passed over."""
-    sets: dict[str, dict[str, Run]] = {}
+    # Equal parameters on two machines are two sets: what was measured here never completes what somebody committed.
+    sets: dict[tuple[str, bool], dict[str, Run]] = {}
     for folder in reversed(records.record_folders(post, rig, committed_only)):
         if records.seal_problem(folder) is None:
             run = records.open_run(folder)
-            sets.setdefault(run.set_id, {}).setdefault(run.arm, run)  # newest first, so an older record of the same arm is left out
+            sets.setdefault((run.set_id, run.is_local), {}).setdefault(run.arm, run)  # newest first, so an older record of the same arm is left out
     found = [_arm_set(post, rig, runs) for runs in sets.values()]
     return next((arms for arms in found if not arms.missing), found[0] if found else None)
 

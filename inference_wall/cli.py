@@ -63,24 +63,30 @@ def run(posts: tuple[str, ...], rig: str, base_url: str, port: str, scale: str, 
     Everything is checked before anything starts. An interrupted run goes on where it stopped when the same command is given
     again: only the point in flight is measured anew.
     """
-    from . import jobs, records, rigs
+    from . import jobs, planned, rigs
 
     common = {name: value for name, value in {"rig": rig, "base_url": base_url, "port": port, "scale": scale}.items() if value != ""}
     names = rigs.protocol_names() if posts == ("all",) else list(posts)
     parameters = {name: {**common, **_known(name, _pairs(pairs), alone=len(names) == 1)} for name in names}
     prepared = {name: jobs.prepare(name, rig, parameters[name]) for name in names}
     if only_plan:
-        from .planned import describe
-
-        click.echo(describe(prepared))
+        click.echo(planned.describe(prepared))
         return
-    since = records.now() if again else None
+    since, failed = planned.again_since(parameters) if again else None, []
     for place, name in enumerate(names):
-        _run_one(name, prepared[name], {"also": {each: parameters[each] for each in names[place + 1:]}, "since": since}, again)
+        try:
+            _run_one(name, prepared[name], {"also": {each: parameters[each] for each in names[place + 1:]}, "since": since})
+        except WallError as problem:
+            if len(names) == 1:
+                raise
+            click.echo(str(problem), err=True)
+            failed.append(name)
+    if failed:
+        raise WallError(f"{len(failed)} of {len(names)} posts failed: {', '.join(failed)}",
+                        "the messages above say why; run the same command again: finished points are kept")
+    planned.again_done()
     if len(names) > 1:
-        from .planned import summary
-
-        click.echo(summary(names, prepared[names[0]][0].rig.name))
+        click.echo(planned.summary(names, prepared[names[0]][0].rig.name))
 
 
 def _known(post: str, given: dict[str, str], *, alone: bool) -> dict[str, str]:
@@ -96,12 +102,12 @@ def _known(post: str, given: dict[str, str], *, alone: bool) -> dict[str, str]:
     return {name: value for name, value in given.items() if name in rigs.load_protocol(post).parameters}
 
 
-def _run_one(name: str, prepared: list[Any], batch: dict[str, Any], again: bool) -> None:
+def _run_one(name: str, prepared: list[Any], batch: dict[str, Any]) -> None:
     from . import records, regenerate
     from .progress import Progress
 
     rig, values = prepared[0].rig.name, prepared[0].values
-    finished = [None if again else records.find(name, rig, records.run_id(job.identity)) for job in prepared]
+    finished = [records.find(name, rig, records.run_id(job.identity), batch["since"]) for job in prepared]
     runs = [run.name for run in finished if run is not None]
     if len(runs) == len(prepared):
         click.echo(f"{name} on rig {rig} is already measured: {', '.join(runs)} (--again measures it anew)")

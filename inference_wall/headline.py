@@ -48,12 +48,12 @@ def setup(book: Book) -> None:
     for name, unit in (("kv_cache_tokens", "tokens"), ("max_concurrency", "x"), ("max_concurrency_tokens", "tokens"), ("block_size", "tokens"),
                        ("max_num_batched_tokens", "tokens")):
         book.put(name, facts.get(name), unit, reason=quiet)
-    book.put("weights_gb", document["model"]["weight_bytes"] / 1e9 if document["model"].get("weight_bytes") else
-             facts["weights_gib"] * GIB / 1e9 if "weights_gib" in facts else None, "GB", reason=quiet)
+    _weights(book)
     book.put("max_num_seqs", document["flags"].get("max-num-seqs"), "requests", reason="left at the engine's default")
     book.put("max_model_len", document["flags"].get("max-model-len"), "tokens", reason="left at the engine's default")
     book.put("ready_s", start.get("server", {}).get("ready_s"), "s", reason="the server was started by somebody else")
     book.put("rig_title", document["rig"]["title"])
+    book.put("rig_name", document["rig"]["name"])
     book.put("model_name", document["model"]["name"])
     book.put("engine_version", document["engine"]["version"])
     book.put("repeats", document["settings"].get("repeats", 1), "repeats")
@@ -63,6 +63,16 @@ def setup(book: Book) -> None:
     book.put("overhead_median_s", float(pd.Series(overheads).median()), "s", n=len(overheads))
 
 
+def _weights(book: Book) -> None:
+    """Bytes that a step streams, where the shape is known; else those that are loaded, which may be a few percent more."""
+    model, said_gib = book.run.document["model"], book.run.said.get("weights_gib")
+    streamed = (model.get("facts") or {}).get("streamed_bytes")
+    loaded = model.get("weight_bytes") or (said_gib * GIB if said_gib else None)
+    book.put("weights_gb", (streamed or loaded) / 1e9 if streamed or loaded else None, "GB", reason="the server's log did not say")
+    book.put("weights_are", "those that a step needs" if streamed else
+             "all that are loaded (a step may need a few percent less, since their shape is not known here)")
+
+
 def bound(book: Book) -> None:
     """Bytes over bandwidth: no step can be faster than one stream of the weights. Needs `setup` before it."""
     document = book.run.document
@@ -70,6 +80,10 @@ def bound(book: Book) -> None:
     copy = book.put("copy_bandwidth_gb_s", bandwidth.get("copy_gb_s"), "GB/s")
     read = book.put("read_bandwidth_gb_s", bandwidth.get("read_gb_s"), "GB/s")
     best = book.put("best_bandwidth_gb_s", max((value for value in (copy, read) if value), default=None), "GB/s")
+    threads, engine = bandwidth.get("threads"), bandwidth.get("engine_threads")
+    book.put("bandwidth_with", "on the card" if bandwidth.get("device") == "cuda" else
+             f"with {threads} thread{'s' if threads != 1 else ''}, as the engine computes" if threads and threads == engine else
+             f"with all {threads} cores, though the engine may use fewer" if threads else "by means that were not recorded")
     weights = book.entries["weights_gb"]["value"]
     stream_ms = weights / best * 1e3 if weights and best else None
     book.put("stream_ms", stream_ms, "ms", reason="weights or bandwidth were not measured")
@@ -122,14 +136,14 @@ def _time(took: dict[str, Any]) -> str:
             f"load {took['load_s'] / 60:.1f}.")
 
 
-def collect(pages: dict[str, ArmSet]) -> dict[str, dict[str, Any]]:
+def collect(pages: dict[str, ArmSet], committed_only: bool = False) -> dict[str, dict[str, Any]]:
     """The content of `build/numbers.json`: published numbers, every rig's newest records, and `<post>.here` for those that a page shows."""
     entries = dict(published.numbers())
     for post, shown in pages.items():
         module = importlib.import_module(f"inference_wall.{post}")
         entries |= {f"published.a10g.{name}": entry for name, entry in module.published().items()}
-        measured = sorted({path.parent.name for path in records.record_folders(post)})
-        for place, found in {**{rig: arms.newest(post, rig) for rig in measured}, "here": shown}.items():
+        measured = sorted({path.parent.name for path in records.record_folders(post, committed_only=committed_only)})
+        for place, found in {**{rig: arms.newest(post, rig, committed_only) for rig in measured}, "here": shown}.items():
             if found is not None and found.testable:
                 entries |= {f"{post}.{place}.{name}": entry for name, entry in module.numbers(found).items()}
     return entries

@@ -26,9 +26,13 @@ def knee(points_frame: pd.DataFrame, slo: dict[str, float] | None = None) -> dic
     """The knee bracket of one rig's sweep. `points_frame`: one row a point, columns of docs/decisions/0001; only rows
     with pass "measured" that are not invalid count. `slo`: `DEFAULT_SLO` with any of its keys replaced.
 
-    A point meets the SLO when its TTFT percentile is at most ttft_s and completed/offered at least completed_ratio,
-    with completed = steady_req_s, or completed_req_s where that is null. A point may fail without its percentile: a
-    lower one above the limit, or a low completion ratio, is enough. It cannot meet the SLO without it.
+    A point meets the SLO when its TTFT percentile is at most ttft_s and completed/offered at least completed_ratio.
+    Both are taken over the steady window (steady_req_s / steady_offered_req_s), where arrivals are random and so are
+    counted, or over the whole point where there is none (completed_req_s / request_rate). A low ratio convicts only
+    when the requests that are short are more than chance: what arrives and is not completed in a window is the growth
+    of the number in flight, whose two ends each vary with a variance of about their mean (Poisson), so the limit is
+    two standard deviations, 2 sqrt(2 running_mean) requests. A point may fail without its percentile: a lower one
+    above the limit, or a low completion ratio, is enough. It cannot meet the SLO without it.
 
     Returns status, bracket [low, high] in requests/s (None for an open end), rates (a verdict "meets", "fails" or
     "cannot judge" for each offered rate, ascending, with the reason), notes, slo. Status is one of
@@ -108,7 +112,8 @@ def _judge(point: pd.Series, slo: dict[str, float]) -> dict[str, Any]:
     ttft = _known(point, f"ttft_p{p:g}_ms")
     steady, whole = _known(point, "steady_req_s"), _known(point, "completed_req_s")
     completed = whole if steady is None else steady
-    ratio = None if completed is None else completed / point["request_rate"]
+    offered = (_known(point, "steady_offered_req_s") if steady is not None else None) or point["request_rate"]
+    ratio = None if completed is None else completed / offered
     result = {"ttft_ms": ttft, "completed_ratio": None if ratio is None else round(ratio, 4),
               "whole_point": steady is None and whole is not None}
 
@@ -116,7 +121,9 @@ def _judge(point: pd.Series, slo: dict[str, float]) -> dict[str, Any]:
     bounds = {q: _known(point, f"ttft_p{q}_ms") for q in (50, 90) if q < p} | {p: ttft}
     too_slow = [(q, value) for q, value in bounds.items() if value is not None and value > limit_ms]
     reasons = [f"p{q:g} TTFT {value:,.0f} ms, above {limit_ms:,.0f} ms" for q, value in too_slow[-1:]]
-    if ratio is not None and ratio < slo["completed_ratio"]:
+    low = ratio is not None and ratio < slo["completed_ratio"]
+    by_chance = low and _may_be_chance(ratio, point)
+    if low and not by_chance:
         reasons.append(f"completed {ratio:.0%} of the offered load, below {slo['completed_ratio']:.0%}")
     if reasons:
         return result | {"verdict": "fails", "reason": "; ".join(reasons)}
@@ -126,7 +133,14 @@ def _judge(point: pd.Series, slo: dict[str, float]) -> dict[str, Any]:
         return result | {"verdict": "cannot judge", "reason": f"no p{p:g} TTFT{because}"}
     if ratio is None:
         return result | {"verdict": "cannot judge", "reason": "no completion rate"}
-    return result | {"verdict": "meets", "reason": f"p{p:g} TTFT {ttft:,.0f} ms, completed {ratio:.0%}"}
+    chance = f" (of {point['num_prompts']:.0f} requests: no more than chance)" if by_chance else ""
+    return result | {"verdict": "meets", "reason": f"p{p:g} TTFT {ttft:,.0f} ms, completed {ratio:.0%}{chance}"}
+
+
+def _may_be_chance(ratio: float, point: pd.Series) -> bool:
+    """Whether so few requests are short that the ends of the window explain them; False where the number in flight is unknown."""
+    running, requests = _known(point, "running_mean"), _known(point, "num_prompts")
+    return running is not None and requests is not None and (1 - ratio) * requests <= 2 * math.sqrt(2 * max(running, 1.0))
 
 
 def _all_repeats(judged: list[dict[str, Any]], measured: int) -> tuple[str, str]:

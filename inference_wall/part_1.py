@@ -17,9 +17,11 @@ from .arms import ArmSet
 from .headline import Book
 from .published import numbers as published_numbers
 from .records import Run
+from .starvation import cache_of
 from .stats import knee
 
 GROWTH = 2.0  # TTFT at the heaviest finite load over the lightest, from which the wall counts as seen
+BEAT = 1.25  # time per token, likewise: below it "hardly" is the word
 
 
 def numbers(arms: ArmSet) -> dict[str, dict[str, Any]]:
@@ -45,8 +47,10 @@ def _workload(book: Book) -> None:
         book.put(name, settings[name], unit)
     per_request = settings["input_len"] + settings["output_len"]
     book.put("request_tokens", per_request, "tokens")
-    room = said["kv_cache_tokens"] // per_request if "kv_cache_tokens" in said else None
-    book.put("room_requests", room, "requests", reason="the server's log did not say")
+    cache, why_not = cache_of(book.run)
+    # The last token of an answer is never written to the cache.
+    book.put("room_requests", cache.room(per_request - 1) if cache else None, "requests", reason=why_not or "the server did not say")
+    book.put("block_tokens", said.get("block_size"), "tokens", reason="the server did not say")
     stream_ms, seats = book.entries["stream_ms"]["value"], book.entries["max_num_seqs"]["value"]
     book.put("bound_req_s", seats * 1e3 / stream_ms / settings["output_len"] if stream_ms and seats else None, "req/s",
              reason="needs a bandwidth and a cap")
@@ -91,11 +95,13 @@ def _sweep(book: Book, document: dict[str, Any], frame: pd.DataFrame) -> None:
     def value(name: str) -> Any:
         return book.entries[name]["value"]
 
-    cold = frame[(frame["pass"] == "cold") & (frame["request_rate"] == finite["request_rate"].min())] if len(finite) else frame.iloc[:0]
+    cold = frame[frame["pass"] == "cold"].head(1)
     book.put("cold_ttft_max_ms", cold.iloc[0]["ttft_max_ms"] if len(cold) else None, "ms", n=cold.iloc[0]["ttft_n"] if len(cold) else None)
     book.put("cold_requests", int(cold.iloc[0]["completed"]) if len(cold) else None, "requests")
+    book.put("cold_rate", cold.iloc[0]["rate_label"] if len(cold) else None, "")
     book.ratio("tpot_over_stream", value("lightest_tpot_p50_ms"), value("stream_ms"))
     book.ratio("tpot_growth", value("flood_tpot_p50_ms"), value("lightest_tpot_p50_ms"))
+    book.ratio("finite_tpot_growth", value("heaviest_tpot_p50_ms"), value("lightest_tpot_p50_ms"))
     book.ratio("ttft_growth", value("heaviest_ttft_p50_ms"), value("lightest_ttft_p50_ms"))
     flood, bound = value("flood_steady_req_s"), value("bound_req_s")
     book.put("flood_of_bound_percent", 100 * flood / bound if flood and bound else None, "%", reason="one of its two numbers was not measured")
@@ -113,23 +119,31 @@ def _verdict(book: Book) -> None:
         return book.entries[name]["value"]
 
     low, high, status = value("knee_low"), value("knee_high"), value("knee_status")
-    book.put("headline", f"{_rate(low)} to {_rate(high)} requests/s" if status == "bracketed" else f"no bracket: {status}")
+    slo = f"p{value('slo_percentile'):g} TTFT ≤ {value('slo_ttft_s'):g} s"
+    book.put("headline", (f"{_rate(low)} to {_rate(high)} requests/s" if status == "bracketed" else f"no bracket: {status}") + f" ({slo})")
     theirs = published_numbers()
     book.put("headline_published", f"{theirs['published.a10g.knee_low_req_s']['value']:g} to "
-                                   f"{theirs['published.a10g.knee_high_req_s']['value']:g} requests/s")
-    waiting, beat = value("ttft_growth"), value("tpot_growth")
-    if waiting is None or beat is None:
-        shape, because = "not measured here", "the sweep has no two valid points to compare"
-    else:
-        grew = f"the median TTFT grew {waiting:.1f} times from the lightest to the heaviest finite load, the time per token {beat:.1f} times"
-        if status == "bracketed" and waiting >= GROWTH and waiting > beat:
-            shape, because = "held", f"the service level broke within the sweep, and {grew}: the wait grows, the beat hardly"
-        elif waiting >= GROWTH:
-            shape, because = "moved", f"{grew}, but there is no bracket: {status}"
-        else:
-            shape, because = "did not hold", grew
+                                   f"{theirs['published.a10g.knee_high_req_s']['value']:g} requests/s (p99 TTFT ≤ 1 s)")
+    shape, because = _shape(status, value("ttft_growth"), value("finite_tpot_growth"))
     book.put("shape", shape)
     book.put("shape_because", because)
+
+
+def _shape(status: str, waiting: float | None, beat: float | None) -> tuple[str, str]:
+    """Whether this is the series' kind of wall: the wait for a first token grows, the time between tokens far less.
+
+    Both are medians at the heaviest finite load over those at the lightest.
+    """
+    if waiting is None or beat is None:
+        return "not measured here", "the sweep has no two valid points to compare"
+    grew = f"from the lightest to the heaviest finite load the median TTFT grew {waiting:.1f} times, the time per token {beat:.1f} times"
+    if status != "bracketed":
+        return ("moved" if waiting >= GROWTH else "did not hold"), f"{grew}; there is no bracket: {status}"
+    if waiting < GROWTH:
+        return "did not hold", f"{grew}: the service level broke without a wait to speak of"
+    if waiting < 2 * beat:
+        return "moved", f"{grew}: the beat suffers about as much as the wait"
+    return "held", f"{grew}: " + ("the wait grows, the beat hardly" if beat < BEAT else "the wait grows more than the beat")
 
 
 # --- sentences whose words depend on the data ---------------------------------------------------------------------
@@ -153,6 +167,31 @@ def knee_sentence(found: dict[str, Any]) -> str:
 
 def _rate(rate: float | None) -> str:
     return "none" if rate is None else f"{rate:g}"
+
+
+def compile_sentence(run: Run) -> str:
+    """Why there is much or little to see in the cold pass of this record."""
+    if run.document["flags"].get("enforce-eager"):
+        return "On this rig nothing is compiled at start (`enforce-eager`), so there is less to see."
+    return "On this rig the engine compiles and tunes kernels, at its start and on first use: compare the two passes above."
+
+
+def inside_sentence(numbers: dict[str, Any]) -> str:
+    """What the wall looks like from inside, as far as the two medians of a token bear it."""
+    light, heavy = (numbers[f"{place}_tpot_p50_ms"]["value"] for place in ("lightest", "heaviest"))
+    growth = numbers["finite_tpot_growth"]["value"]
+    if growth is None:
+        return "Too few valid points to compare the beat of the answers at the lightest and at the heaviest load."
+    text = f"An answer that has started got a token every {heavy:,.0f} ms at the heaviest finite load, against {light:,.0f} ms at the lightest. "
+    if growth < BEAT:
+        return text + "That is much the same pace. The batch is capped, so a step cannot grow further; what grows is the wait before the first token."
+    return text + (f"That is {growth:.1f} times as long: a fuller batch and the reading of other people's prompts lengthen each step, up to the cap. "
+                   "Beyond the cap the beat cannot get worse; what goes on growing is the wait before the first token.")
+
+
+def trace_of(run: Run) -> Any:
+    """Path of the first trace of the record, or null."""
+    return next((path for point in run.points if (path := run.trace(point["point"]))), None)
 
 
 def point_for_timeline(run: Run, found: dict[str, Any]) -> dict[str, Any]:

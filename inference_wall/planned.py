@@ -1,7 +1,7 @@
 """What a batch would take, before anything starts; and what it took, when it is over.
 
 What:   `describe` prints server starts, arms, points and expected minutes of a batch of posts; `summary` the starts and minutes that the records
-        of a rig took, each shared start counted once.
+        of a rig took, each shared start counted once; `again_since` lets an interrupted batch that measures anew go on.
 Why:    GPU minutes are the cost. Whoever pays them should know them before, and see afterwards how many went into starts and how many into load.
 Use:    print(describe({"part_2": jobs.prepare("part_2", "cpu", {})}))     (`wall run all --plan`)
 Not:    the plan itself (`plans`), measuring (`measure`).
@@ -12,6 +12,8 @@ the arrivals are counted, and the text says for how many points it knew nothing 
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from . import arms, records
@@ -86,6 +88,30 @@ class _Known:
 
 def _posts() -> list[str]:
     return sorted({folder.parts[-3] for folder in records.record_folders()})
+
+
+def again_since(request: dict[str, Any]) -> str:
+    """From when on records count in a batch that measures anew: from now, or from the start of the same batch if it was interrupted."""
+    note = _again_note()
+    try:
+        known = json.loads(note.read_text(encoding="utf-8"))
+        if known["request"] == request:
+            return known["since"]
+    except (OSError, ValueError, KeyError):
+        pass
+    since = records.now()
+    note.parent.mkdir(parents=True, exist_ok=True)
+    records.write_json(note, {"request": request, "since": since})
+    return since
+
+
+def again_done() -> None:
+    """The batch is over: the next one that measures anew begins anew."""
+    _again_note().unlink(missing_ok=True)
+
+
+def _again_note() -> Path:
+    return records.benchmarks() / "local" / "again.json"
 
 
 def summary(posts: list[str], rig: str) -> str:

@@ -9,6 +9,10 @@ Not:    the fit itself (`cliff`), figures (`quantization_figures`), sentences an
 
     step time of a batch B:  t(B) = fixed + slope x B
     predicted fixed(variant) / fixed(unquantized) = ratio of streamed bytes, of loaded bytes, or of parameters
+
+Steps need not lie on a line. Where the points cannot tell its slope (or its fixed term) from 0, the measured step of one sequence, which
+streams the same bytes, is compared instead. And a ratio near that of the bytes proves nothing where the unquantized step does not wait for
+bytes: a format with fewer bits may speed up the arithmetic by about the same factor. So the share of the bandwidth is looked at first.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ port = ""
 # %%
 from IPython.display import HTML, Markdown, display
 
-from inference_wall import figures, headline, part_1, post, published, records, stats, tables
+from inference_wall import figures, part_1, post, published, records, stats, tables, trace, trace_figures
 
 arms = post.open_runs("part_1", rig=rig, mode=mode, base_url=base_url, scale=scale, rates=rates, num_prompts=num_prompts, repeats=repeats,
                       slo_ttft_s=slo_ttft_s, slo_completed_ratio=slo_completed_ratio, port=port)
@@ -61,8 +61,9 @@ display(HTML(tables.setup_table(run, numbers)))
 # ## What fits
 #
 # Before any load, the server says how much room it has. Its log on this machine: a cache for
-# {num}`part_1.here.kv_cache_tokens:,` tokens. One of our requests needs {num}`part_1.here.request_tokens` at most. So
-# there is room for about {num}`part_1.here.room_requests:,.0f` of them.
+# {num}`part_1.here.kv_cache_tokens:,` tokens, handed out in {term}`blocks <block>` of
+# {num}`part_1.here.block_tokens`. One of our requests has {num}`part_1.here.request_tokens` tokens at most, and takes whole
+# blocks. So there is {term}`room` for {num}`part_1.here.room_requests:,.0f` of them. (Part 4 has the rule.)
 #
 # There is also a cap that somebody chose: `max_num_seqs`, here {num}`part_1.here.max_num_seqs`. Of the two, the smaller
 # one decides how many requests can run together. The others wait outside.
@@ -74,10 +75,10 @@ display(HTML(tables.setup_table(run, numbers)))
 # %% [markdown]
 # ## The bound, before we measure
 #
-# One {term}`step` makes one token for each running request, and it must move all {term}`weights` through the
-# processor once. The weights are {num}`part_1.here.weights_gb:.2f unit`. Just before this run the machine copied memory
-# at {num}`part_1.here.copy_bandwidth_gb_s:.1f unit` and read it at {num}`part_1.here.read_bandwidth_gb_s:.1f unit`. So a
-# step takes at least
+# One {term}`step` makes one token for each running request, and it must move the {term}`weights` through the
+# processor once: {num}`part_1.here.weights_gb:.2f unit`, {num}`part_1.here.weights_are`. Just before this run the machine
+# copied memory at {num}`part_1.here.copy_bandwidth_gb_s:.1f unit` and read it at
+# {num}`part_1.here.read_bandwidth_gb_s:.1f unit`, {num}`part_1.here.bandwidth_with`. So a step takes at least
 #
 # > {num}`part_1.here.weights_gb:.2f unit` ÷ {num}`part_1.here.best_bandwidth_gb_s:.1f unit` =
 # > **{num}`part_1.here.stream_ms:.1f unit`**.
@@ -89,22 +90,26 @@ display(HTML(tables.setup_table(run, numbers)))
 # %% [markdown]
 # ## Cold against warm
 #
-# The first requests on a fresh server pay for things that happen once: memory is touched, caches fill, on a GPU kernels
-# are tuned. So the whole sweep runs once, short, and is thrown away. It stays in the record as the *cold* pass.
+# The first requests on a fresh server pay for things that happen once: memory is touched, caches fill, kernels may be
+# compiled or tuned. So the whole sweep runs once, short, and is thrown away. It stays in the record as the *cold* pass.
 
 # %%
 display(figures.cold_against_warm(sweep))
 
 # %% [markdown]
-# At the lightest load the slowest first token of the cold pass took {num}`part_1.here.cold_ttft_max_ms:,.0f unit`
-# (of {num}`part_1.here.cold_requests` requests), that of the measured pass
-# {num}`part_1.here.lightest_ttft_max_ms:,.0f unit` (of {num}`part_1.here.lightest_completed`). The samples are of
-# unequal size, so read this as a check that the warm-up did its work, not as a ratio.
+# The first requests that this server ever answered came {num}`part_1.here.cold_requests` at a time, at an offered rate of
+# {num}`part_1.here.cold_rate`. The slowest of their first tokens took {num}`part_1.here.cold_ttft_max_ms:,.0f unit`. Once warm, at
+# the lightest load, the slowest of {num}`part_1.here.lightest_completed` took
+# {num}`part_1.here.lightest_ttft_max_ms:,.0f unit`. The loads and the samples differ, so read this as a check that the
+# warm-up did its work, not as a ratio.
 #
 # How much this matters depends on the machine. On the author's A10G the first point of a fresh server had a p99 of
 # {num}`published.a10g.cold_ttft_p99_ms:,.0f unit`, against {num}`published.a10g.warm_ttft_p99_ms:,.0f unit` when warm:
 # {num}`published.a10g.cold_over_warm_ttft_p99:.0f` times. Its *median* hardly differed. Whoever looks at medians alone
-# would not notice. Here nothing is compiled at start, so there is less to see.
+# would not notice.
+
+# %%
+display(Markdown(part_1.compile_sentence(run)))
 
 # %% [markdown]
 # ## The sweep
@@ -129,8 +134,9 @@ display(figures.percentile_curves([sweep], slo=slo, knee=knee))
 #
 # "Broken" needs a definition that can be argued with. Ours is a {term}`SLO`: the p{num}`part_1.here.slo_percentile` of
 # TTFT stays within {num}`part_1.here.slo_ttft_s` s, and at least
-# {num}`part_1.here.slo_completed_percent:.0f` percent of the offered load is answered. The {term}`knee` is a
-# bracket: the last load that met this in every repeat, and the first that did not.
+# {num}`part_1.here.slo_completed_percent:.0f` percent of what arrives is answered, unless so few requests are missing that
+# chance explains them. The {term}`knee` is a bracket: the last load that met this in every repeat, and the first that did
+# not.
 
 # %%
 display(Markdown(part_1.knee_sentence(knee)))
@@ -154,7 +160,7 @@ display(figures.running_batch([sweep], caps={run.document["rig"]["name"]: cap} i
 
 # %% [markdown]
 # Nobody sets the {term}`running batch`. It is what the load makes it: arrivals times stay ({term}`Little's law`). At the
-# lightest load {num}`part_1.here.lightest_running_mean:.1f` requests ran together on average; in the flood
+# lightest load {num}`part_1.here.lightest_running_mean:.1f` requests ran together on average, by the server's gauge; in the flood
 # {num}`part_1.here.flood_running_mean:.1f`, and never more than {num}`part_1.here.flood_running_max:.0f`.
 #
 # A bigger batch makes each step longer for everybody in it. The median time per token was
@@ -171,57 +177,24 @@ display(figures.request_timeline(run.frame("requests", shown["point"]), run.fram
 display(Markdown(f"Every bar is one request at an offered rate of **{shown['rate_label']}** a second: one colour while it waits for its first "
                  "token, another while the answer streams. Below, on the same clock, what the server says it was running and had waiting."))
 
-# %% [markdown]
-# This is what a wall looks like from inside. An answer that has started gets its tokens at much the same pace as before:
-# the batch is capped, so a step cannot grow any further. What grows is the wait before the first token. And where a new
-# prompt is read, every running answer pauses: the marks of the worst stalls stand above one another. Part 2 is about them.
+# %%
+display(Markdown(part_1.inside_sentence(numbers)))
 
 # %% [markdown]
-# ## The published A10G beside it
+# Where a new prompt is read, every running answer pauses: the marks of the worst stalls stand above one another. Part 2 is
+# about them.
 #
-# {bdg-warning-line}`published by the author, not re-measured here`
+# ## A step from inside
 #
-# The author's card served a model with {num}`published.a10g.weights_gb:.1f unit` of weights and prompts of
-# {num}`published.a10g.input_tokens` tokens. In absolute numbers nothing is alike. So the second figure divides each
-# load by the knee of its own machine, and each TTFT by that at the lightest load.
+# A {term}`profiler` writes down what the engine does, step by step. Here a few answers were under way when two more
+# prompts arrived. The profiler slows the engine down, so read what is in a step, not how long it takes.
 
 # %%
-display(figures.completed_against_offered([sweep, a10g]))
+traced = part_1.trace_of(run)
+if traced:
+    display(Markdown(trace.words(traced)))
+    display(trace_figures.step_strip(traced))
+    display(trace_figures.operator_bars(traced))
+else:
+    display(Markdown("No trace was taken with this record."))
 
-# %%
-a10g_knee = stats.knee(published.judged_frame(a10g), {"completed_ratio": 0.0})
-display(figures.normalised([sweep, published.judged_frame(a10g)], [knee, a10g_knee]))
-
-# %% [markdown]
-# On the A10G a p99 TTFT of one second broke between {num}`published.a10g.knee_low_req_s:g` and
-# {num}`published.a10g.knee_high_req_s:g` requests a second, and the flood reached
-# {num}`published.a10g.flood_req_s:.2f`. Three things to know before you quote these numbers:
-#
-# - The printed table takes {num}`published.a10g.table_rows_main` rows from one pass and
-#   {num}`published.a10g.table_rows_warm` from another.
-# - With twice as many prompts the p99 at 8 requests a second was {num}`published.a10g.tail_growth_rate_8:.0f` times as
-#   long. Past the knee the queue grows as long as the load lasts, so a tail there measures how long you looked.
-# - At saturation, writing tokens explains {num}`published.a10g.flood_decode_ms_per_request:.0f unit` of the
-#   {num}`published.a10g.flood_ms_per_request:.0f unit` that each request takes of the card. The rest is mostly the
-#   reading of prompts. Faster decode alone could not double that wall.
-#
-# ## What to take away
-#
-# - **A wall is a bracket, not a point.** Name the service level, then say between which two loads it broke.
-# - **The completed rate breaks last.** First tokens become late while the completed rate still rises. Watch the tail of
-#   TTFT, not the throughput.
-# - **Run below the knee, not at the ceiling.** The distance between the two is your safety margin.
-# - **Past the knee, a latency measures your patience.** It grows with the length of the test.
-# - **Below the knee, tokens a second describe your visitors**, not your server.
-#
-# ## What this page does not show
-#
-# One machine, {num}`part_1.here.repeats` repeat(s), {num}`part_1.here.num_prompts` requests a point.
-# {num}`part_1.here.invalid_points` of {num}`part_1.here.points` points failed a validity check; the
-# [provenance page](../pages/provenance.md) lists each check. Percentiles near the knee depend on one another, so their
-# intervals are too narrow there. The trace that opens a step is the subject of a later part.
-#
-# ## Reproduce
-
-# %%
-display(Markdown(headline.reproduce(arms)))

@@ -75,8 +75,8 @@ run = primer_figures.newest_run(rig)  # null when this machine has no record yet
 # not the arithmetic.
 #
 # That is the first bound. One request alone cannot get more than {num}`published.a10g.stream_tok_s:.0f` tokens a second
-# out of this card, however good the software is. (The bandwidth is that of a careful copy, not a law of nature. The data
-# sheet says {num}`published.a10g.nominal_bandwidth_gb_s:.0f`.)
+# out of this card at that bandwidth, however good the software is. (It is the bandwidth of a careful copy, not a law of
+# nature. The data sheet says {num}`published.a10g.nominal_bandwidth_gb_s:.0f`.)
 #
 # ## Reading is not writing
 #
@@ -146,7 +146,7 @@ run = primer_figures.newest_run(rig)  # null when this machine has no record yet
 # {num}`published.a10g.kv_growth_all_layers_kb:.0f unit` a token.
 #
 # So use the small figure to ask what a longer text costs. Use neither to ask how many requests fit. That has its own
-# rule, and Part 1 checks it.
+# rule, and Part 4 tests it.
 #
 # ## A step: sharing the trip
 #

@@ -24,7 +24,8 @@ from inference_wall import arms, cliff, freeze, records, trace
 pytestmark = [pytest.mark.live, pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-ARGUMENTS = ["run", "all", "--rig", "cpu", "--scale", "0.15"]
+COMMON = ["--rig", "cpu", "--scale", "0.15"]
+ARGUMENTS = ["run", "all", *COMMON]
 PARTS = ["part_1", "part_2", "part_3", "part_4", "part_5"]
 PATIENCE_S = 1800
 STARTS = 8  # that all parts need on this rig, kills apart
@@ -120,7 +121,7 @@ def test_papermill_killed_loses_the_point_in_flight_and_nothing_else(story):
 
 def test_kernel_killed_is_one_clear_error(story):
     before = story.kept
-    wall = story.start(*ARGUMENTS)
+    wall = story.start("run", "part_1", *COMMON)
     wall.wait_for(r"starting the server")
     story.find("ipykernel").kill()
     code, output = wall.end()
@@ -131,7 +132,7 @@ def test_kernel_killed_is_one_clear_error(story):
 
 def test_server_killed_is_one_clear_error_with_its_cause(story):
     before = len(story.kept)
-    wall = story.start(*ARGUMENTS)
+    wall = story.start("run", "part_1", *COMMON)  # a batch would go on with the other parts
     wall.wait_for(r"measured pass, sweep, rate")
     story.find("vllm.entrypoints.cli.main").kill()
     code, output = wall.end()
@@ -243,3 +244,17 @@ def test_the_records_become_pages(story):
         for run in story.arms(post):
             assert run.name in page
         assert page.count("wall-figure") >= 4, post
+
+
+def test_plain_papermill_runs_a_generated_notebook_live(story, tmp_path):
+    """Without `wall`: jupytext makes the notebook, papermill sets its parameters, the notebook starts the server and stops it."""
+    notebook, done = tmp_path / "part_1.ipynb", tmp_path / "done.ipynb"
+    for command in (["jupytext", "--to", "ipynb", "--output", notebook, "notebooks/part_1.py"],
+                    ["papermill", notebook, done, "-p", "mode", "live", "-p", "rig", "cpu", "-p", "rates", "inf", "-p", "num_prompts", "4"]):
+        result = subprocess.run([sys.executable, "-m", *map(str, command)], cwd=story.home, env=story.environment, capture_output=True, text=True,
+                                timeout=PATIENCE_S, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
+    story.assert_nobody_left()
+    record = next(path for path in (story.home / "benchmarks" / "local" / "part_1" / "cpu").glob("default-*Z")
+                  if len(records.open_run(path).points) == 3)  # cold, measured, trace
+    assert record.name in done.read_text()

@@ -425,6 +425,21 @@ def test_an_honest_queue_is_valid(rate, seed):
     assert found["not_made"] == (["arrival_rate"] if math.isinf(rate) else [])
 
 
+def test_requests_sent_as_a_step_ends_are_invisible_through_the_long_step_after_the_next():
+    """Three looping victims end together, ask anew at once, and a long prompt comes: for seconds the gauges show one request, and are right."""
+    step = [0.1 + 0.05 * number for number in range(19)]  # every 50 ms until 1.0 s
+    ending = {request: [(time + request / 1e3, 1) for time in step] for request in range(4)}
+    ending[3] += [(1.05, 1), (5.05, 1), (5.1, 1)]  # the fourth goes on: one short step, then the long one
+    sent = [1.0005, 1.0015, 1.0025]
+    anew = {4 + number: [(5.05, 1), (5.1, 1)] for number in range(3)}
+    requests = make_requests([((0.05, 0.05, 0.1 + request / 1e3, ending[request][-1][0]), 8, len(ending[request]), "completed") for request in range(4)]
+                             + [((time, time, 5.05, 5.1), 8, 2, "completed") for time in sent])
+    chunks = make_chunks({**ending, **anew})
+    seen = stats._second_step_end(requests, chunks) * stats.UNIT_S
+    assert seen[4:] == pytest.approx([5.05] * 3)
+
+
+
 @pytest.mark.parametrize("stretch", [0.7, 1.3])
 @pytest.mark.parametrize("rate", [4.0, 16.0])
 def test_a_client_clock_that_runs_wrong_breaks_littles_law(rate, stretch):

@@ -86,7 +86,7 @@ def _execute_posts(names: list[str], rig: str, committed_only: bool, again: bool
         if again or not regenerate.is_current(name, runs):
             say(f"executing {name}" + (f" from {', '.join(runs)}" if runs else ""))
             regenerate.execute(name, {"rig": chosen, "mode": "recorded"}, committed_only=committed_only)
-    return headline.collect(shown)
+    return headline.collect(shown, committed_only)
 
 
 def check_notebook(path: Path) -> None:

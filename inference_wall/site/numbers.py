@@ -29,6 +29,8 @@ SOURCES = {
     "published": "published by the author, not re-measured here",
 }
 
+LONGEST_LINK = 60  # letters
+
 logger = logging.getLogger(__name__)
 
 
@@ -53,6 +55,8 @@ class NumberRole(SphinxRole):
 
     def _node(self, entry: dict, text: str) -> nodes.Node:
         classes = ["wall-number", "wall-null" if entry.get("value") is None else entry.get("source") or "measured"]
+        if isinstance(entry.get("value"), str) and len(text) > LONGEST_LINK:
+            return nodes.inline("", text, classes=classes)  # a sentence is read, not followed
         page = self.config.wall_provenance
         target = PUBLISHED_ANCHOR if entry.get("source") == "published" else None
         if entry.get("run"):
