@@ -1,8 +1,9 @@
 """The batching cliff: what a cap on the running batch costs, and what one step costs as the batch grows.
 
 What:   step time of a known batch (`step_time`), its straight line over batches (`step_fit`), floods by cap and closed loops
-        by concurrency as tables (`caps_frame`, `closed_frame`, `steps_frame`), whether the two agree (`agreement`), and how
-        the place in the queue decides the wait (`queue_positions`, `fairness`), and the bytes a sequence moves (`own_bytes`).
+        by concurrency as tables (`caps_frame`, `closed_frame`, `steps_frame`) with the batch that ran (`running_batch`), whether the
+        two agree (`agreement`), how the place in the queue decides the wait (`queue_positions`, `fairness`), and the bytes that a
+        sequence moves (`own_bytes`).
 Why:    a cap and a closed loop are two ways to say "so many together". They are only exchangeable where they were shown to
         agree, and never for TTFT: a flood queues its prompts, a closed loop has no queue.
 Use:    fit = step_fit(steps_frame(arms)); fit.fixed_ms, fit.slope_ms, fit.crossover
@@ -22,6 +23,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from . import running_batch
 from .arms import ArmSet
 from .percentiles import CONFIDENCE, needed, percentile
 from .records import COUNTS, POINT_COLUMNS, STATISTICS
@@ -29,6 +31,7 @@ from .samples import UNIT_S, ticks
 from .stats import LATENCIES
 
 LEAST_BATCHES = 3  # two points always lie on a line: that would prove nothing
+FALL_PERCENT = 2.0  # a step that is shorter than that of a smaller batch by less than this is taken to be as long
 AGREE_PERCENT = 10.0  # a cap and a concurrency that differ by more than this are said to differ
 Interval = tuple[float | None, float | None]
 
@@ -91,8 +94,21 @@ class StepFit:
     worst_batch: float | None = None
     batches: tuple[float, ...] = ()
     residuals_ms: tuple[float, ...] = ()
+    falls: tuple[tuple[float, float], ...] = ()  # (batch, a smaller batch whose step took longer): a straight line has none
     reason: str | None = None
     _spread: tuple[float, float, float] | None = field(default=None, repr=False)  # residual deviation, mean batch, sum of squares
+
+    @property
+    def unbounded(self) -> str | None:
+        """Why the crossover, and the ceiling with it, must not be quoted; null where the points bound them."""
+        return "the points do not bound it" if self.crossover is not None and self.crossover_interval[1] is None else self.reason
+
+    @property
+    def undetermined(self) -> str | None:
+        """Why nothing may be said of a batch without end; null where the crossover is bounded and lies within what was timed."""
+        if self.unbounded is None and self.crossover is not None and self.crossover > self.batches[-1]:
+            return f"the crossover lies beyond the largest batch that was timed, {self.batches[-1]:g}"
+        return self.unbounded
 
     @property
     def ceiling_tok_s(self) -> float | None:
@@ -153,7 +169,15 @@ def step_fit(points: pd.DataFrame) -> StepFit:
         fixed_interval=(fixed - half_fixed, fixed + half_fixed), slope_interval=(slope - half_slope, slope + half_slope),
         crossover_interval=(None, None) if crossover is None else _fieller(fixed, slope, deviation, x, squares),
         worst_ms=float(residuals[worst]), worst_batch=float(x[worst]), batches=batches, residuals_ms=tuple(residuals.tolist()),
-        reason=reason, _spread=(deviation, float(x.mean()), squares))
+        falls=_falls(known), reason=reason, _spread=(deviation, float(x.mean()), squares))
+
+
+def _falls(known: pd.DataFrame) -> tuple[tuple[float, float], ...]:
+    """Batches whose step was shorter than that of a smaller batch, each with the smallest such batch. Repeats count by their median."""
+    typical = known.groupby("batch")["step_ms"].median()
+    pairs = ((batch, [less for less in typical.index if less < batch and step < typical[less] * (1 - FALL_PERCENT / 100)])
+             for batch, step in typical.items())
+    return tuple((float(batch), float(longer[0])) for batch, longer in pairs if longer)
 
 
 def _t(freedom: int) -> float:
@@ -206,7 +230,9 @@ def _rows(arms: ArmSet, load: str) -> pd.DataFrame:
         latencies = (f"{latency}_{statistic}" for latency in LATENCIES for statistic in STATISTICS)
         frame = pd.DataFrame(columns=["rig", "source", "pass", "rate_label", "request_rate", "valid", "reasons", "point", *POINT_COLUMNS, *COUNTS,
                                       *latencies])
-    return frame[(frame["pass"] == "measured") & (frame["load"] == load)]
+    rows = frame[(frame["pass"] == "measured") & (frame["load"] == load)]
+    batches = [running_batch.of_point(arms[row["arm"]], row) for row in rows.to_dict("records")]
+    return rows.assign(**{name: [each[name] for each in batches] for name in ("batch_steady", "batch_whole")})
 
 
 def fold(rows: pd.DataFrame, by: str) -> pd.DataFrame:
@@ -214,7 +240,7 @@ def fold(rows: pd.DataFrame, by: str) -> pd.DataFrame:
 
     Invalid points take part only where no repeat is valid. Beside the columns of the frame: `tok_s`, output tokens per second in
     the steady window where one is known, else over the whole point (`tok_s_kind` says which), with `tok_s_low` and `tok_s_high` over the
-    repeats; `repeats`, `valid`, `reasons` (all breaches).
+    repeats; `batch_mean` over the same stretch; `repeats`, `valid`, `reasons` (all breaches).
     """
     folded = []
     for value, points in rows.groupby(by, sort=True):
@@ -225,10 +251,11 @@ def fold(rows: pd.DataFrame, by: str) -> pd.DataFrame:
         steady = numbers["steady_output_tok_s"].notna().all()
         chosen = numbers["steady_output_tok_s" if steady else "output_tok_s"]
         row |= {"tok_s": _lower_median(chosen), "tok_s_low": chosen.min(), "tok_s_high": chosen.max(),
-                "tok_s_kind": "steady window" if steady else "whole point", "repeats": len(used), "valid": bool(valid.any()),
+                "tok_s_kind": "steady window" if steady else "whole point", "batch_mean": row.get("batch_steady" if steady else "batch_whole"),
+                "repeats": len(used), "valid": bool(valid.any()),
                 "reasons": sorted({reason for reasons in points["reasons"] for reason in reasons})}
         folded.append(row)
-    columns = dict.fromkeys([by, *rows.columns, "tok_s", "tok_s_low", "tok_s_high", "tok_s_kind", "repeats"])
+    columns = dict.fromkeys([by, *rows.columns, "tok_s", "tok_s_low", "tok_s_high", "tok_s_kind", "batch_mean", "repeats"])
     return pd.DataFrame(folded, columns=list(columns))
 
 
@@ -262,21 +289,22 @@ def steps_frame(arms: ArmSet) -> pd.DataFrame:
 
 # --- a cap and a concurrency ------------------------------------------------------------------------------------------
 
-COMPARED = (("tok_s", "output tokens/s"), ("itl_p50_ms", "ITL p50, ms"), ("running_mean", "running batch, mean"))
+COMPARED = (("tok_s", "output tokens/s"), ("itl_p50_ms", "ITL p50, ms"), ("batch_mean", "running batch, mean"))
+NOT_JUDGED = (("running_mean", "the server's gauge of it, mean"), ("ttft_p50_ms", "TTFT p50, ms"))
 
 
 def agreement(caps: pd.DataFrame, closed: pd.DataFrame) -> pd.DataFrame:
     """The flood at a cap beside the closed loop of the same concurrency, at the smallest and the largest cap that have both.
 
     One row a cap and quantity: cap, what, by_cap, by_concurrency, difference_percent (of the cap's value), verdict (`agree`, `differ`
-    beyond `AGREE_PERCENT`, or `not comparable` with the reason in `note`). TTFT is in the table, and is never judged: only the flood
-    has a queue.
+    beyond `AGREE_PERCENT`, or `not comparable` with the reason in `note`). TTFT and the server's gauge are in the table, and are never
+    judged: only the flood has a queue, and the gauge is blind while a prompt is read, which a flood does in one go for many.
     """
     rows = []
     both = sorted(set(caps["cap"]) & set(closed["max_concurrency"]))
     for cap in dict.fromkeys([*both[:1], *both[-1:]]):
         left, right = caps[caps["cap"] == cap].iloc[0], closed[closed["max_concurrency"] == cap].iloc[0]
-        for column, what in (*COMPARED, ("ttft_p50_ms", "TTFT p50, ms")):
+        for column, what in (*COMPARED, *NOT_JUDGED):
             a, b = left[column], right[column]
             row = {"cap": int(cap), "column": column, "what": what, "by_cap": a, "by_concurrency": b, "difference_percent": None,
                    "verdict": "not comparable", "note": ""}
@@ -289,8 +317,9 @@ def agreement(caps: pd.DataFrame, closed: pd.DataFrame) -> pd.DataFrame:
             else:
                 row["difference_percent"] = 100 * (b / a - 1)
                 row["verdict"] = "agree" if abs(row["difference_percent"]) <= AGREE_PERCENT else "differ"
-            if column == "ttft_p50_ms" and not row["note"]:
-                row |= {"verdict": "not comparable", "note": f"a flood of {left['num_prompts']:.0f} prompts queues; a closed loop does not"}
+            if (column, what) in NOT_JUDGED and not row["note"]:
+                queued = f"a flood of {left['num_prompts']:.0f} prompts queues; a closed loop does not"
+                row |= {"verdict": "not comparable", "note": queued if column == "ttft_p50_ms" else "it misses requests whose prompt is being read"}
             rows.append(row)
     return pd.DataFrame(rows, columns=["cap", "column", "what", "by_cap", "by_concurrency", "difference_percent", "verdict", "note"])
 

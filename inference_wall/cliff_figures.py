@@ -84,8 +84,9 @@ def _count(point: dict[str, Any], column: str) -> str:
 
 def _status(point: dict[str, Any]) -> str:
     running = point.get("running_mean")
-    said = "" if running is None or pd.isna(running) else f"; {digits(float(running))} running on average"
-    return ("valid" if point["valid"] else f"NOT VALID: {', '.join(point['reasons'])}") + said
+    said = "" if running is None or pd.isna(running) else f"; {digits(float(running))} running on average by the server's gauge"
+    stretch = f", over the {point['tok_s_kind']}" if point.get("tok_s_kind") else ""
+    return ("valid" if point["valid"] else f"NOT VALID: {', '.join(point['reasons'])}") + said + stretch
 
 
 def _short(values: Any) -> list[float]:
@@ -110,15 +111,16 @@ def _nothing(height: int, reason: str, csv: str) -> go.Figure:
 
 
 def throughput(caps: pd.DataFrame, closed: pd.DataFrame, fit: StepFit, rig: str) -> go.Figure:
-    """Output tokens/s (above) and mean running batch (below) against cap and concurrency, with the proportional line and the fit's curve."""
+    """Output tokens/s (above) and mean running batch by the client (below) against cap and concurrency, with the proportional line and the fit's
+    curve. The server's gauge is in the hover."""
     every = sorted({*caps["cap"], *closed["max_concurrency"]})
     if not every:
         return _nothing(420, "no flood and no closed loop was measured", "throughput_by_cap.csv")
-    figure = _canvas(["output tokens/s", "running, mean"], TOGETHER, height=560)
+    figure = _canvas(["output tokens/s", "running batch, mean"], TOGETHER, height=560)
     words = ["Output tokens per second and mean running batch against the number of requests allowed together, all axes logarithmic"]
     lines = ((closed, "max_concurrency", "closed loop", True, None), (caps, "cap", "cap", False, "square"))
     for rows, x, name, line, symbol in lines:
-        for column, what, unit, row in (("tok_s", "output", "tokens/s", 1), ("running_mean", "running batch", "requests", 2)):
+        for column, what, unit, row in (("tok_s", "output", "tokens/s", 1), ("batch_mean", "running batch", "requests", 2)):
             paint = colour(rig) if name == "closed loop" else RED
             words.append(_curve(figure, rows, x, column, name=name, kind=name, what=what, unit=unit, paint=paint, row=row, line=line, symbol=symbol))
     span = np.geomspace(every[0], every[-1], 40) if every[-1] > every[0] else np.array([every[0]])
@@ -148,7 +150,7 @@ def step_line(steps: pd.DataFrame, fit: StepFit, rig: str, stream_ms: float | No
         return _nothing(420, "no step time was measured", "step_time.csv")
     figure = _canvas(["step time, ms"], "batch: sequences in the step", height=460)
     largest = float(known["batch"].max())
-    inside = fit.crossover is not None and fit.crossover <= 1.5 * largest
+    inside = fit.unbounded is None and fit.crossover is not None and fit.crossover <= 1.5 * largest
     span = np.linspace(0, max(largest, fit.crossover if inside else 0) * 1.05, 40)
     words = ["Time of one step against the number of sequences in it"]
     if fit.fixed_ms is not None:
@@ -170,7 +172,8 @@ def step_line(steps: pd.DataFrame, fit: StepFit, rig: str, stream_ms: float | No
             figure.add_vline(x=fit.crossover, line=THEORY)
             figure.add_annotation(x=fit.crossover, y=1, yref="y domain", yanchor="top", xanchor="right", showarrow=False, font_size=11,
                                   text=f"crossover<br>{digits(fit.crossover)}")
-        words.append(f"Crossover at a batch of {digits(fit.crossover)}" + ("" if inside else ", outside of the figure"))
+        words.append(f"Crossover at a batch of {digits(fit.crossover)}" + (
+            "" if inside else f", not drawn: {fit.unbounded}" if fit.unbounded else ", outside of the figure"))
     figure.update_xaxes(rangemode="tozero", range=[0, span[-1]])
     figure.update_yaxes(rangemode="tozero")
     return set_words(figure, words, "step_time.csv")
@@ -240,14 +243,14 @@ def on_one_curve(machines: list[dict[str, Any]]) -> go.Figure:
     """Batch over crossover against throughput over the fit's ceiling, where every machine lies on x / (1 + x) as long as its step is a line.
 
     A machine: rig, label, fit (`StepFit`), steps (columns batch, tok_s) and caps (columns batch, tok_s; `batch` is what ran on average).
-    One without a crossover cannot be placed and is left out, which the words say.
+    One whose crossover is not bounded by its points cannot be placed and is left out, which the words say.
     """
     figure = _canvas(["throughput / ceiling of the fit"], "running batch / crossover", height=460)
     words, places = ["Throughput relative to the ceiling of the step's fit against running batch relative to its crossover"], []
     for machine in machines:
         fit, paint = machine["fit"], colour(machine["rig"])
-        if fit.crossover is None:
-            words.append(f"{machine['label']} is left out: {fit.reason}")
+        if fit.crossover is None or fit.unbounded:
+            words.append(f"{machine['label']} is left out: {fit.unbounded}")
             continue
         for name, rows, symbol in (("decode alone", machine["steps"], "circle"), ("flood", machine["caps"], "square")):
             rows = rows[rows["batch"].notna() & rows["tok_s"].notna()]

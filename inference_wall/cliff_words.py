@@ -17,7 +17,9 @@ import pandas as pd
 from . import cliff, tables
 from .chart import digits
 from .cliff import AGREE_PERCENT, ORDER_R2, SERVICE_PERCENT, listed
-from .part_3 import NEEDS, PROPORTIONAL, Findings, verdict
+from .part_3 import NEEDS, PROPORTIONAL, Findings, signed, verdict
+
+NOT_COUNTED = "arithmetic, memory read below test speed, launching, scheduling"  # what a step holds beside the bytes of the bound
 
 
 def arms_sentence(found: Findings) -> str:
@@ -29,22 +31,70 @@ def arms_sentence(found: Findings) -> str:
     return " ".join(parts)
 
 
+def own_sentence(found: Findings) -> str:
+    """What one sequence moves for itself in a step, and the bound of a step that follows. Unknown bytes stay unknown: they are not nothing."""
+    bound = found.bound
+    stream = "unknown" if bound["stream_ms"] is None else f"{digits(bound['stream_ms'])} ms"
+    own, text = "own", f"How much that is on this machine we cannot say: {bound['own_reason']}."
+    if bound["own_ms"] is not None:
+        own = f"**own** {digits(bound['own_ms'])} ms"
+        text = (f"At {bound['context']:.0f} tokens of context that is {digits(bound['own_mb'])} MB a step, or {digits(bound['own_ms'])} ms at the "
+                "same bandwidth.")
+    return f"{text} So for a batch of B sequences\n\n> step time ≥ **shared** {stream} + B × {own}"
+
+
+def gain_sentence(found: Findings) -> str:
+    """What bytes alone say of a large batch."""
+    bound = found.bound
+    if bound["crossover"] is None:
+        return "Where that is by bytes alone cannot be worked out here: " + (bound["own_reason"] or "weights or bandwidth were not measured") + "."
+    text = f"By bytes alone the two parts are equal at a batch of {bound['crossover']:,.0f}"
+    return text + (f", and a batch of {found.large['cap']} would give {bound['factor']:.1f} times the tokens of a batch of one."
+                   if bound["factor"] is not None else ".")
+
+
 def factor_sentence(found: Findings) -> str:
     factor = found.factor
     if factor is None:
         return f"**The cliff cannot be measured here:** it {NEEDS}, both valid."
-    small, large = found.small, found.large
-    ratio = large["cap"] / small["cap"]
-    text = (f"**From cap {small['cap']} to cap {large['cap']} the output rate grew {factor:.1f} times**, "
-            f"from {digits(small['tok_s'])} to {digits(large['tok_s'])} tokens a second. The cap grew {ratio:.0f} times. ")
+    small, large, stretch = found.rates
+    ratio = found.large["cap"] / found.small["cap"]
+    over = "" if stretch == "steady window" else ", both with ramp and drain"
+    text = (f"**From cap {found.small['cap']} to cap {found.large['cap']} the output rate grew {factor:.1f} times**, from {digits(small)} to "
+            f"{digits(large)} tokens a second{over}. The cap grew {ratio:.0f} times. ")
     if factor <= 1:
         return text + "On this machine sharing a step gained nothing."
     if factor >= PROPORTIONAL * ratio:
-        return text + "That is in proportion: in this range each further seat was free."
+        return text + "That is in proportion: in this range each further seat was nearly free."
     caps = found.caps[found.caps["valid"].astype(bool) & found.caps["tok_s"].notna()]
     falls = caps.loc[caps["tok_s"].diff() < 0, "cap"].tolist()
     return text + f"So each seat brought {100 * factor / ratio:.0f} percent of what the first one did, on average." + (
         f" The rise is not steady: it fell at cap {listed(falls)}." if falls else "")
+
+
+def batch_sentence(found: Findings) -> str:
+    """How many requests shared a step at the largest cap: by the client, and by the server's gauge, which cannot see prompts being read."""
+    large = found.large
+    if not large or not large["valid"] or pd.isna(large["batch_mean"]):
+        return "How many ran at the largest cap is not known: it needs a valid flood whose requests all have an end."
+    text = f"At cap {large['cap']} **{large['batch_mean']:.1f}** requests ran on average, by the client (in flight, and with a seat)."
+    if pd.isna(large["running_mean"]):
+        return text + " The server's own gauge was not sampled."
+    return text + (f" By the server's gauge, which misses requests whose prompt is being read, it was {large['running_mean']:.1f}, and "
+                   f"{large['running_max']:.0f} at most.")
+
+
+def served_sentence(found: Findings) -> str:
+    """The flood at the largest cap against decode alone at the same batch."""
+    decode, why = found.decode_at_large
+    if decode is None or not found.large["valid"]:
+        return f"How the flood compares with decode alone cannot be said here: {why or 'its flood is not valid'}."
+    share = 100 * found.large["tok_s"] / decode
+    drawn_on = " (the line of the steps, drawn on beyond them)" if found.large["batch_mean"] > found.fit.batches[-1] else ""
+    text = f"At cap {found.large['cap']} the flood reached {share:.0f} percent of what decode alone would give at its batch{drawn_on}. "
+    if share > 105:
+        return text + "More than all of it: the line misses the step of that batch, or the machine was slower while the steps were timed."
+    return text + "Between the two lie the reading of prompts and the moments when seats change hands."
 
 
 def agreement_sentence(found: Findings) -> str:
@@ -64,28 +114,33 @@ def fit_sentence(found: Findings) -> str:
     fit = found.fit
     if fit.fixed_ms is None:
         return f"**No line could be drawn:** {fit.reason}."
-    text = (f"**A step takes {digits(fit.fixed_ms)} ms{_interval(fit.fixed_interval)}, and {digits(fit.slope_ms)} ms"
+    text = (f"**A step takes {signed(fit.fixed_ms)} ms{_interval(fit.fixed_interval)}, and {signed(fit.slope_ms)} ms"
             f"{_interval(fit.slope_interval)} more for each sequence**")
     text += f" (R² {fit.r2:.4f}, {fit.n} points" if fit.r2 is not None else f" ({fit.n} points"
     text += f"; the farthest point lies {digits(round(abs(fit.worst_ms), 3))} ms off, at a batch of {fit.worst_batch:g}; intervals at 95 percent). "
+    if fit.falls:
+        less = ", ".join(f"batch {batch:g} took less time than batch {smaller:g}" for batch, smaller in fit.falls)
+        text += f"The step is not a straight line here: {less}. "
     if fit.crossover is None:
         return text + f"There is no crossover: {fit.reason}."
-    text += f"The two parts are equal at a batch of **{digits(fit.crossover)}**"
-    text += _interval(fit.crossover_interval) or " (the points do not bound it)"
-    if fit.crossover > fit.batches[-1]:
-        text += f", beyond the largest batch we ran, {fit.batches[-1]:g}: an extrapolation"
-    elif fit.crossover < fit.batches[0]:
+    if fit.unbounded:
+        return text + (f"By the line alone the two parts would be equal at a batch of about {digits(fit.crossover)}. But **the points do not bound "
+                       "that**: by them the slope could as well be nothing. Where the crossover lies, and how much a large batch can gain, is beyond "
+                       "what was measured.")
+    text += f"The two parts are equal at a batch of **{digits(fit.crossover)}**{_interval(fit.crossover_interval)}"
+    if fit.undetermined:
+        return text + (f", beyond the largest batch we ran, {fit.batches[-1]:g}: an extrapolation. How much a large batch can gain is beyond what "
+                       "was measured.")
+    if fit.crossover < fit.batches[0]:
         text += f", below the smallest batch we ran, {fit.batches[0]:g}"
-    return text + (f". So on this server no batch, however large, decodes more than {digits(fit.most_gain)} times as fast as a batch of one.")
+    gain = _interval(tuple(1 + end for end in fit.crossover_interval))
+    return text + (f". So on this server, as far as its steps follow the line, no batch, however large, decodes more than {digits(fit.most_gain)} "
+                   f"times{gain} as fast as a batch of one.")
 
 
 def _interval(interval: tuple[float | None, float | None]) -> str:
     low, high = interval
-    return "" if low is None or high is None else f" ({_signed(low)} to {_signed(high)})"
-
-
-def _signed(value: float) -> str:
-    return digits(value) if value >= 0 else f"−{digits(-value)}"
+    return "" if low is None or high is None else f" ({signed(low)} to {signed(high)})"
 
 
 def fixed_sentence(found: Findings) -> str:
@@ -94,27 +149,33 @@ def fixed_sentence(found: Findings) -> str:
     if fixed is None or not stream:
         return "The fixed part cannot be compared with the bound: " + (
             found.fit.reason if fixed is None else "weights or bandwidth were not measured") + "."
-    ratio = fixed / stream
-    if ratio >= 1:
-        return (f"The fixed part is {ratio:.1f} times the weight stream of the bound. What exceeds the stream is launching, scheduling, sampling: "
-                "paid once a step, and so shared as well.")
-    return (f"The fixed part is {ratio:.2f} times the weight stream of the bound, so less than what bytes seem to allow. Either the engine gets more "
-            "out of the memory than our test of it, or the line is bent and misses the step of a small batch.")
+    if fixed <= 0:
+        return "The fixed part cannot be compared with the bound: the line has none above nothing."
+    low, high = (end / stream for end in found.fit.fixed_interval)
+    text = f"The fixed part is {digits(fixed / stream)} times the weight stream of the bound{_interval((low, high))}"
+    if low > 1:
+        return text + (f". The rest is not in the byte count: {NOT_COUNTED}. The fit cannot tell them apart. Whatever it is, a step pays it "
+                       "once, and so it is shared as well.")
+    if high >= 1:
+        return text + f". By these points it could be the stream alone. What the byte count leaves out ({NOT_COUNTED}) cannot be told from it."
+    return text + (", so less than what bytes seem to allow. Either the engine gets more out of the memory than our test of it, or the line is bent "
+                   "and misses the step of a small batch.")
 
 
 def slope_sentence(found: Findings) -> str:
     """What the own part of a step consists of, as far as bytes can say."""
     own, slope = found.bound["own_ms"], found.fit.slope_ms
-    if own is None or slope is None or slope <= 0:
-        return f"What the own part consists of cannot be said here: {found.bound['own_reason'] or found.fit.reason}."
+    if own is None or slope is None or not found.fit.slope_interval[0] > 0:
+        why = found.bound["own_reason"] or found.fit.reason or "by these points the slope could as well be nothing"
+        return f"What the own part consists of cannot be said here: {why}."
     share = 100 * own / slope
     text = f"The bytes that a sequence moves for itself would take {digits(own)} ms. That is {digits(share)} percent of the measured slope. "
     if share > 120:
-        return text + "More than all of it: those bytes partly come out of a cache that is faster than the memory."
+        return text + "That is more than all of it. Part of those bytes may come out of a cache that is faster than the memory."
     if share >= 50:
-        return text + "So most of what a further sequence costs is its own traffic."
-    return text + ("So traffic is the smaller part of what a further sequence costs here. The rest is arithmetic, which each sequence needs for "
-                   "itself, and software.")
+        return text + "So its own traffic can be most of what a further sequence costs."
+    return text + (f"So traffic is the smaller part of what a further sequence costs here. The rest is not in the byte count: {NOT_COUNTED}. The fit "
+                   "cannot tell them apart.")
 
 
 def queue_sentence(found: Findings) -> str:
@@ -153,6 +214,17 @@ def price_sentence(found: Findings) -> str:
     return text + ". In this range a larger batch cost an answer in progress almost nothing."
 
 
+def curve_sentence(found: Findings) -> str:
+    """Whether this machine can be placed beside the published one."""
+    if found.fit.unbounded:
+        return f"**`{found.rig}` is not in the figure:** it needs a crossover, and {_no_crossover(found)}."
+    return f"`{found.rig}` is in the figure with a crossover of {digits(found.fit.crossover)}."
+
+
+def _no_crossover(found: Findings) -> str:
+    return "the points of its step times do not bound one" if found.fit.crossover is not None else found.fit.reason
+
+
 def shape_sentence(found: Findings) -> str:
     shape, because = verdict(found)
     texts = {"held": "**The shape of the series held here**", "did not hold": "**The shape of the series did not hold here**",
@@ -162,8 +234,9 @@ def shape_sentence(found: Findings) -> str:
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
-_COLUMNS = (("prompts", "num_prompts", 0), ("tokens/s", "tok_s", None), ("running, mean", "running_mean", None), ("running, max", "running_max", 0),
-            ("ITL p50, ms", "itl_p50_ms", None), ("ITL p99, ms", "itl_p99_ms", None), ("TTFT p50, ms", "ttft_p50_ms", None))
+_COLUMNS = (("prompts", "num_prompts", 0), ("tokens/s", "tok_s", None), ("batch, mean", "batch_mean", None), ("gauge, mean", "running_mean", None),
+            ("gauge, max", "running_max", 0), ("ITL p50, ms", "itl_p50_ms", None),
+            ("ITL p99, ms", "itl_p99_ms", None), ("TTFT p50, ms", "ttft_p50_ms", None))
 
 
 def caps_table(found: Findings) -> str:
@@ -177,7 +250,8 @@ def caps_table(found: Findings) -> str:
             mark = '<td data-value="yes">✓</td>' if row["valid"] else f'<td data-value="no: {reasons}" title="{reasons}">✗ {reasons}</td>'
             body += f'<tr><th scope="row">{name} {row[key]:g}</th>{cells}{mark}</tr>'
     return ('<table class="wall-table" data-csv="part_3_caps.csv"><caption>TTFT of a cap is that of a flood: it holds the queue of that many '
-            f"prompts, so it is not comparable from row to row.</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>")
+            "prompts, so it is not comparable from row to row. Batch: requests in flight at the client, as far as there are seats. Gauge: what the "
+            f"server showed, without requests whose prompt is being read.</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>")
 
 
 def _cell(row: dict[str, Any], column: str, decimals: int | None) -> str:

@@ -145,6 +145,12 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # (pattern, cause, remedy), the more telling first: a traceback ends in general words. {0}, {1} are the pattern's groups.
 FAILURES: tuple[tuple[str, str, str], ...] = (
     (
+        r"Failed core proc\(s\): \{[^}]*: -(\d+)",
+        "the engine's process was killed by signal {0}, most likely for lack of memory",
+        "end other programs, or give the machine more memory",
+    ),
+    (r"CUDA error: (.+)", "the GPU reported an error: {0}", "look at `nvidia-smi`, end other users of the GPU"),
+    (
         r"unrecognized arguments: (.+)",
         "this vLLM does not know the argument {0}",
         "check its spelling, and the version in `wall doctor`; `vllm serve --help=all` lists what there is",
@@ -227,7 +233,8 @@ FAILURES: tuple[tuple[str, str, str], ...] = (
         "check the path in the rig; for the embedded model `python -m inference_wall.weights` makes it",
     ),
     (
-        r"(?:LocalEntryNotFoundError|OfflineModeIsEnabled|We couldn't connect to|GatedRepoError|RepositoryNotFoundError)",
+        r"(?:LocalEntryNotFoundError|OfflineModeIsEnabled|We couldn't connect to|GatedRepoError|RepositoryNotFoundError|"
+        r"HfHubHTTPError|ReadTimeout|ConnectTimeout|ConnectionError|(?:429|50\d) (?:Client|Server) Error)",
         "the model cannot be had from the hub",
         "check its name, the network, HF_HUB_OFFLINE and HF_TOKEN; or point the rig at a local folder",
     ),
@@ -271,6 +278,8 @@ FAILURES: tuple[tuple[str, str, str], ...] = (
 
 # Causes above that lie in the machine, not in what was asked of the engine: the same arm may well start elsewhere, or later.
 MACHINE_CAUSES = frozenset({
+    "the engine's process was killed by signal {0}, most likely for lack of memory",
+    "the GPU reported an error: {0}",
     "the port is in use by another process",
     "the disk (or /dev/shm) is full",
     "the KV cache is to take {1} GiB, but {0} GiB of memory are free",
@@ -288,6 +297,8 @@ MACHINE_CAUSES = frozenset({
     "too many files are open",
     "the package {0} is missing",
 })
+
+REFUSING_ERRORS = ("ValueError", "NotImplementedError", "AssertionError", "TypeError", "RuntimeError", "ValidationError")
 
 
 @dataclass(frozen=True)
@@ -369,10 +380,17 @@ class Engine:
         telling = [f"{name}: {text.strip()}" for name, text in found if "Engine core initialization failed" not in text and "EngineDead" not in name]
         return telling[-1][:300] if telling else None
 
-    def blames_machine(self, log_tail: str) -> bool:
-        """Whether the first known failure in the log lies in the machine (port, disk, memory, driver) and not in what was asked."""
+    def refuses(self, log_tail: str) -> bool:
+        """Whether the log says that the engine cannot do what was asked of it.
+
+        True for a known failure that lies in flags or model, or for an exception by which code refuses its arguments. Anything
+        else (port, disk, memory, driver, no word at all) may go well another time, and is no result.
+        """
         text = COLOUR.sub("", log_tail)
-        return next((cause in MACHINE_CAUSES for pattern, cause, _ in FAILURES if re.search(pattern, text)), False)
+        for pattern, cause, _ in FAILURES:
+            if re.search(pattern, text):
+                return cause not in MACHINE_CAUSES
+        return (self.last_error(text) or "").split(":")[0] in REFUSING_ERRORS
 
 
 def engine(version: str, distribution: str = "vllm") -> Engine:

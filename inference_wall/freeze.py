@@ -4,8 +4,8 @@ What:   `rounds`, `gaps` and `populations` turn the raw rows of a `victims` load
         into percentiles that name their samples, and into the count of tokens hurt. `read` does so for all arms of a set.
 Why:    the same stall can be the worst case of a short window and invisible in the p99 of a long test. So the window is a
         rule that is written down here, and not a choice that is made while looking at the result.
-Use:    cases = read(arms); cases["unchunked", "heavy"].populations["window"]["max_ms"]; prefill_cost(cases)
-Not:    figures (`freeze_figures`), tables (`freeze_tables`), sentences and named numbers (`part_2`).
+Use:    cases = read(arms); cases["unchunked", "heavy"].populations["window"]["max_ms"]; roles(cases, "heavy")["off"]
+Not:    what is expected (`freeze_bound`), figures (`freeze_figures`), tables (`freeze_tables`), sentences (`freeze_words`), numbers (`part_2`).
 
 The rule. Round r is one injection: `sent` is when its first long prompt was sent, `last first` when the last of them got its
 first token, `last end` when the last of them was answered. A gap of a victim, from one token to its next, is in the
@@ -13,7 +13,8 @@ first token, `last end` when the last of them was answered. A gap of a victim, f
     tail    when it is not in the window and the earlier token came before `last end`: their answers were being written;
     unclear when it lies in a round whose prompts never got a first token, so that nobody knows where its window ends;
     calm    otherwise.
-`broad` is window and tail together, which is the window of the published figures. A gap over two windows is counted once in
+`broad` is window and tail together, nearly the window of the published figures (there a token must also have come before `last end`, and
+waits for a first token are gaps). A gap over two windows is counted once in
 all pooled figures, and in each of the two rounds. The wait for a first token is TTFT, never a gap, and has the same places.
 
 Frames: `requests` and `chunks` of docs/decisions/0001 and 0004, of one point or of several (then with the column `point`).
@@ -22,7 +23,6 @@ Frames: `requests` and `chunks` of docs/decisions/0001 and 0004, of one point or
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,11 +133,12 @@ def populations(requests: pd.DataFrame, chunks: pd.DataFrame, found: pd.DataFram
     of these rows, where they are at hand.
 
     all, calm, window, broad           gaps between tokens (see the module's header)
-    victim_ttft, victim_ttft_window    waits of victims for a first token; those that touch a window
+    victim_ttft, ..._window, ..._calm  waits of victims for a first token; those that touch a window; those in calm
     injected_ttft                      waits of the long prompts themselves
     hurt                               {"times", "limit_ms", "window", "broad", "calm", "all", "share_of_all", "reason"}: gaps longer than
                                        `HURT` calm medians; counts are null where the calm median is unknown or 0, with the reason
-    lost_ms, lost_reason               what a victim lost to one injection: the sum of (gap - calm median) in the window, mean over rounds and streams
+    lost_ms, lost_reason               what a victim lost to one injection, mean over rounds and all its streams (see `_lost`); its parts
+                                       lost_between_ms and lost_waiting_ms; lost_by_round_ms; lost_waits, how many waits are in it
     worst_by_round_ms                  the worst gap of each round's window, in order
     reading_by_round_ms                from the sending of a round's long prompts to the first token of the last of them, in order
     unfinished_gap_ms                  the longest silence of a victim that failed, from its last token to its end: a stall that never
@@ -154,14 +155,11 @@ def populations(requests: pd.DataFrame, chunks: pd.DataFrame, found: pd.DataFram
     injected = requests[requests["role"] == "injected"]
     result["victim_ttft"] = summarise(starts["gap_s"])
     result["victim_ttft_window"] = summarise(starts.loc[starts["where"] == "window", "gap_s"])
+    result["victim_ttft_calm"] = summarise(starts.loc[starts["where"] == "calm", "gap_s"])
     result["injected_ttft"] = summarise((ticks(injected["first_token"]) - ticks(injected["sent"])) * UNIT_S)
     calm_ms = result["calm"]["p50_ms"]
     result["hurt"] = _hurt(chosen, calm_ms, result["calm"])
-    rows = chosen["window"]
-    visits = [rows[_in_window(rows, each)].assign(visit=number) for number, each in enumerate(windows[windows["why_not"] == ""].itertuples())]
-    lost = pd.concat(visits).groupby(["visit", "stream"])["gap_s"].agg(["sum", "size"]) if visits and calm_ms else pd.DataFrame()
-    result["lost_ms"] = float((1e3 * lost["sum"] - calm_ms * lost["size"]).mean()) if len(lost) else None
-    result["lost_reason"] = "" if len(lost) else "no calm median to compare with" if not calm_ms else "no gap in any window"
+    result |= _lost(requests, found, starts, windows, calm_ms, result["victim_ttft_calm"]["p50_ms"])
     result["reading_by_round_ms"] = [round(1e3 * (each.last_first_s - each.sent_s), 3) for each in windows.itertuples() if not each.why_not]
     result["worst_by_round_ms"] = [round(1e3 * worst, 3) for worst in by_round(found, windows)["worst_s"] if math.isfinite(worst)]
     result["unfinished_gap_ms"] = _unfinished_gap_ms(requests, chunks)
@@ -171,6 +169,32 @@ def populations(requests: pd.DataFrame, chunks: pd.DataFrame, found: pd.DataFram
         known = injected[name].dropna() if name in injected else pd.Series(dtype=float)
         result[name] = int(percentile(known, 50)) if len(known) else None
     return result
+
+
+def _lost(requests: pd.DataFrame, found: pd.DataFrame, starts: pd.DataFrame, windows: pd.DataFrame, calm_gap_ms: float | None,
+          calm_wait_ms: float | None) -> dict[str, Any]:
+    """The time that one victim lost to one injection: each gap in the window less the calm median gap, and each wait for a first token in
+    the window less the calm median wait; divided over all streams, so that one that spent the freeze waiting and had no gap counts too.
+
+    A wait counts whole, as a gap does: what is cut off at the window's end would be compared with a whole calm one. Null, with the reason,
+    where a calm median that is needed is unknown. A wait that never ended has no length and is left out.
+    """
+    known = windows[windows["why_not"] == ""]
+    touched = [(each, found[_in_window(found, each)], starts[_in_window(starts, each)]) for each in known.itertuples()]
+    waits = sum(len(mine) for _, _, mine in touched)
+    empty = {"lost_ms": None, "lost_between_ms": None, "lost_waiting_ms": None, "lost_by_round_ms": [], "lost_waits": waits}
+    if not waits and not any(len(mine) for _, mine, _ in touched):
+        return empty | {"lost_reason": "no gap and no wait in any window"}
+    if not calm_gap_ms:
+        return empty | {"lost_reason": "no calm median to compare with"}
+    if waits and calm_wait_ms is None:
+        return empty | {"lost_reason": "too few calm waits for a first token to compare with"}
+    streams = requests[requests["role"] == "victim"].groupby("point")["stream"].nunique()
+    parts = [((1e3 * between["gap_s"].sum() - calm_gap_ms * len(between)) / streams[each.point],
+              (1e3 * waiting["gap_s"].sum() - (calm_wait_ms or 0) * len(waiting)) / streams[each.point]) for each, between, waiting in touched]
+    between, waiting = (float(value) for value in np.mean(parts, axis=0))
+    return {"lost_ms": between + waiting, "lost_between_ms": between, "lost_waiting_ms": waiting, "lost_waits": waits, "lost_reason": "",
+            "lost_by_round_ms": [round(float(sum(part)), 3) for part in parts]}
 
 
 def _hurt(chosen: dict[str, pd.DataFrame], calm_ms: float | None, calm: dict[str, Any]) -> dict[str, Any]:
@@ -335,47 +359,22 @@ def chunked(cases: Cases, load: str) -> list[Case]:
 
 
 def roles(cases: Cases, load: str) -> dict[str, Case]:
-    """The cases that prose compares, by part: `off` (no chunking), `best` (the budget with the smallest worst stall), `smallest` and
-    `largest` budget. A part that was not measured, is not valid or did the opposite is absent."""
+    """The cases that prose compares, by part: `off` (no chunking), `smallest` and `largest` budget. A part that was not measured, is not valid
+    or did the opposite is absent.
+
+    No part is chosen by its result: the best of several noisy maxima would look better than any of them is.
+    """
     found = {}
     off = cases.get(("unchunked", load))
     if off and off.usable:
         found["off"] = off
     sizes = chunked(cases, load)
-    if sizes:
-        found |= {"smallest": sizes[0], "largest": sizes[-1]}
-    stalled = [case for case in sizes if case.worst_ms is not None]
-    if stalled:
-        found["best"] = min(stalled, key=lambda case: case.worst_ms)
-    return found
+    return found | ({"smallest": sizes[0], "largest": sizes[-1]} if sizes else {})
 
 
-def prefill_speed(cases: Cases) -> tuple[Case | None, float | None, str]:
-    """Prompt tokens a second as the long prompts' own wait shows it: (case, speed, "") or (None, None, reason).
-
-    Prompt tokens of a round over the time until the last of its prompts had its first token, median of the rounds. Read at the light load
-    and at the largest budget, so that the fewest steps are shared with victims; without such an arm, from `unchunked`.
-    """
-    off = cases.get(("unchunked", "light"))
-    for case in [*reversed(chunked(cases, "light")), *([off] if off and off.usable else [])]:
-        tokens = case.populations["prompt_tokens"]
-        if case.reading_ms and tokens:
-            return case, case.injected * tokens * 1e3 / case.reading_ms, ""
-    return None, None, "no arm has a valid light load in which the long prompts were read"
-
-
-def prefill_cost(cases: Iterable[Case] | Cases) -> dict[str, Any]:
-    """Least squares of a round's typical worst stall on the prompt tokens of the fullest step: stall = fixed + tokens x cost.
-
-    {"fixed_ms", "ms_per_token", "n" (arms and loads in it), "tok_s", "reason"}; null where fewer than three different sizes were measured or
-    the cost does not come out positive.
-    """
-    cases = [case for case in (cases.values() if isinstance(cases, dict) else cases) if case.usable]
-    known = [(case.step_tokens, case.typical_worst_ms) for case in cases if case.step_tokens and case.typical_worst_ms is not None]
-    empty = {"fixed_ms": None, "ms_per_token": None, "tok_s": None, "n": len(known)}
-    if len({tokens for tokens, _ in known}) < 3:
-        return empty | {"reason": f"{len({tokens for tokens, _ in known})} different sizes of a step were measured, a line needs 3"}
-    slope, fixed = np.polyfit(*np.array(known, float).T, 1)
-    if slope <= 0:
-        return empty | {"reason": "the stall does not grow with the tokens of a step here"}
-    return {"fixed_ms": float(fixed), "ms_per_token": float(slope), "tok_s": float(1e3 / slope), "n": len(known), "reason": ""}
+def apart(mine: list[float], other: list[float]) -> int | None:
+    """Two samples, one value a round: 1 where every value of `mine` lies above every value of `other`, -1 where every one lies below, 0 where
+    the ranges overlap. Null where a side has fewer than two rounds: one value has no range."""
+    if min(len(mine), len(other)) < 2:
+        return None
+    return int(min(mine) > max(other)) - int(max(mine) < min(other))

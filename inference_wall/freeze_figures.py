@@ -16,7 +16,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from . import chart, freeze
+from . import chart, freeze, freeze_bound
 from .chart import BLUE, GREEN, GREY, OCHRE, ORANGE, PURPLE, RED, TEAL, digits, log_ticks, set_words
 from .freeze import Case, Cases
 from .percentiles import needed, percentile
@@ -197,7 +197,7 @@ def gap_percentiles(cases: Cases, load: str = "heavy", population: str = "broad"
 def budget_dial(cases: Cases, load: str = "heavy") -> go.Figure:
     """Worst stall, median gap while the injection lasts, and the long prompts' own wait, against the step budget; without chunking at the end.
 
-    The worst stall has its range over the rounds; the dashed line is what the bound expects: prompt tokens of the fullest step over prefill speed.
+    The worst stall has its range over the rounds; the dashed line is what `freeze_bound` expects, only where the measurement is a test of it.
     """
     mine = [case for case in _of_load(cases, load) if case.worst_ms is not None]
     if not mine:
@@ -205,13 +205,13 @@ def budget_dial(cases: Cases, load: str = "heavy") -> go.Figure:
     sizes = sorted((case for case in mine if case.asked_chunked and case.budget), key=lambda case: case.budget)
     off = [case for case in mine if not case.asked_chunked]
     figure = make_subplots(cols=2, shared_yaxes=True, column_widths=[0.86, 0.14], horizontal_spacing=0.03)
-    _, speed, _ = freeze.prefill_speed(cases)
+    expected, _ = freeze_bound.expectation(cases)
     series = (
         ("worst stall", RED, "solid", "diamond", lambda case: (case.worst_ms, case.populations["worst_by_round_ms"])),
         ("long prompts read", OCHRE, "solid", "square", lambda case: (case.reading_ms, case.populations["reading_by_round_ms"])),
         ("median gap, to the end", BLUE, "solid", "circle", lambda case: (case.populations["broad"]["p50_ms"], [])),
         ("calm median", GREY, "dot", "circle", lambda case: (case.populations["calm"]["p50_ms"], [])),
-        ("expected stall", GREY, "dash", "line-ew", lambda case: (1e3 * case.step_tokens / speed if speed and case.step_tokens else None, [])),
+        ("expected stall", GREY, "dash", "line-ew", lambda case: (expected.stall_ms(case) if expected and expected.tests(case) else None, [])),
     )
     words = []
     for name, paint, dash, symbol, read in series:
@@ -280,11 +280,11 @@ def population_trap(case: Case) -> go.Figure:
 def beside_published(cases: Cases, published: pd.DataFrame, load: str = "heavy") -> go.Figure:
     """Gaps while the injection lasts, divided by the calm median, with chunking and without: ours and the published ones.
 
-    `published`: rows of `part_2.published_rows`. Ours with chunking is the budget with the smallest worst stall.
+    `published`: rows of `part_2.published_rows`. Ours with chunking is the smallest budget.
     """
     found, series = freeze.roles(cases, load), []
     rig = next((case.run.document["rig"]["name"] for case in cases.values()), "cpu")
-    for role, symbol in (("off", "diamond"), ("best", "circle")):
+    for role, symbol in (("off", "diamond"), ("smallest", "circle")):
         if role in found:
             case = found[role]
             base, summary = case.populations["calm"]["p50_ms"], case.populations["broad"]

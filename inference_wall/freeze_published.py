@@ -21,7 +21,8 @@ from .published import table
 def published() -> dict[str, dict[str, Any]]:
     """Published numbers of Part 2, keys without prefix. `<on|off>_<light|heavy>_<all|window>_<statistic>_ms` is run 1, `..._run_2_...` run 2.
 
-    Their window runs to the end of the injected answers, so it is what we call broad.
+    Their window holds every token that came between the injection and the end of the last injected answer, nearly what we call broad, and
+    counts waits for a first token as gaps.
     """
     entries: dict[str, dict[str, Any]] = {}
 
@@ -72,6 +73,9 @@ def _published_trace(put: Any, derive: Any) -> None:
     put("freeze_prompt_tokens", prompt, "tokens", source)
     put("freeze_slices", sum(calls for _, calls, _ in slices), "slices", source)
     largest = put("freeze_slice_tokens", max(size for size, _, _ in slices), "tokens", source)
+    fullest = next(name for name in steps["name"] if f"({largest} tokens)" in name)
+    derive("freeze_budget", largest + int(re.search(r"generation (\d+)", fullest)[1]), "tokens", "a full slice and the tokens of the running victims")
+    derive("freeze_token_ratio", prompt / largest, "x", "tokens of the whole prompt over those of a full slice")
     # The last slice: the earlier ones hold first-use tuning of the kernels.
     size, _, last_ms = min(slices)
     decode = float(steps[steps["name"].str.contains("context 0")].sort_values("calls")["device_avg_us"].iloc[-1]) / 1e3

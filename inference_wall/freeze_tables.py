@@ -11,7 +11,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from . import freeze
+from . import freeze_bound
 from .chart import digits
 from .freeze import Case, Cases
 from .freeze_figures import arm_label
@@ -60,7 +60,7 @@ def trade_table(cases: Cases, caption: str = "") -> str:
             (result["window"]["n"], ""), *(_statistic(result["window"], name) for name in ("p50", "max")),
             (result["broad"]["n"], ""), *(_statistic(result["broad"], name) for name in ("p50", "p99")),
             _or(hurt / windows if hurt is not None and windows else None, result["hurt"]["reason"] or "no window"),
-            _or(result["lost_ms"], result["lost_reason"]), _or(case.reading_ms, "no long prompt got a first token"),
+            _lost(result), _or(case.reading_ms, "no long prompt got a first token"),
             (result["injected_ttft"]["n"], ""), _statistic(result["injected_ttft"], "max"), _validity(case),
         ]  # fmt: skip
         rows.append((f"{arm_label(case)}, {case.load}", cells))
@@ -68,18 +68,20 @@ def trade_table(cases: Cases, caption: str = "") -> str:
 
 
 def bound_table(cases: Cases) -> str:
-    """The bound beside the measurement: prompt tokens of the fullest step, the stall that they must cause at the measured speed of reading,
-    and the typical worst stall of a round with its range."""
-    source, speed, why = freeze.prefill_speed(cases)
+    """What was expected beside the measurement: prompt tokens of the fullest step, the stall that they must cause at the cost of a prompt token
+    that one server showed, and the typical worst stall of a round with its range. A step of that server's own size is marked as no test."""
+    expected, why = freeze_bound.expectation(cases)
     rows = []
     for case in sorted(cases.values(), key=lambda case: (case.load, case.asked_chunked, -(case.budget or 0))):
         tokens, stall, spread = case.step_tokens, case.typical_worst_ms, case.populations["worst_by_round_ms"]
-        bound = 1e3 * tokens / speed if tokens and speed else None
+        bound = expected.stall_ms(case) if expected else None
         reason = why or "the budget or the prompt length is not known"
-        rows.append((f"{arm_label(case)}, {case.load}" + (" (speed read here)" if case is source else ""), [
+        ratio = stall / bound if stall is not None and bound else None
+        rows.append((f"{arm_label(case)}, {case.load}" + (" (cost read here)" if expected and case is expected.source else ""), [
             _or(tokens, "the budget or the prompt length is not known"), _or(bound, reason), _or(stall, "no gap in a window"),
             _or(f"{digits(min(spread))}–{digits(max(spread))} ({len(spread)})" if spread else None, "no gap in a window"),
-            _or(stall / bound if stall is not None and bound else None, reason)]))
+            ("same step, no test", "as many prompt tokens as in the steps that the cost was read from") if ratio and not expected.tests(case)
+            else _or(ratio, reason if bound is None else "no gap in a window")]))
     return _table(["arm, load", "prompt tokens of the fullest step", "expected stall, ms", "worst stall of a round, ms", "range (rounds)",
                    "measured / expected"], rows, "part_2_bound.csv")
 
@@ -91,6 +93,14 @@ def _or(value: float | int | str | None, reason: str) -> Cell:
 
 def _statistic(summary: dict[str, Any], name: str) -> Cell:
     return _or(summary[f"{name}_ms"], summary.get("empty") or summary["withheld"].get(name, "not known"))
+
+
+def _lost(result: dict[str, Any]) -> Cell:
+    if result["lost_ms"] is None:
+        return None, result["lost_reason"]
+    waits = result["lost_waits"]
+    return result["lost_ms"], (f"{digits(result['lost_between_ms'])} ms between tokens, {digits(result['lost_waiting_ms'])} ms in {waits} "
+                               f"wait{'' if waits == 1 else 's'} for a first token")
 
 
 def _validity(case: Case) -> Cell:

@@ -131,12 +131,25 @@ def copy_bandwidth(device: str = "cpu", seconds: float = 1.5, threads: int | Non
         torch.set_num_threads(before)
 
 
-def copy_bandwidth_apart(device: str = "cpu", seconds: float = 1.5) -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """What distinguishes this machine from another one for a measurement: processor, cores that may be used, GPUs."""
+    return {"cpu": _cpu_facts()["model"], "cores": usable_cores(), "gpus": [card["name"] for card in gpus()]}
+
+
+def visible_gpu() -> int:
+    """NVML's index of the GPU that a server started here computes on: the first one of CUDA_VISIBLE_DEVICES, else 0."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    return int(first) if first.isdigit() else 0
+
+
+def copy_bandwidth_apart(device: str = "cpu", seconds: float = 1.5, threads: int | None = None) -> dict[str, Any]:
     """`copy_bandwidth` in a process of its own, so that neither memory nor a GPU context stays behind in this one.
+
+    `threads`: as many as the engine computes with, so that the figure is a bound for it; noted as `engine_threads`.
 
     Raises WallError when the measurement fails or takes longer than three minutes.
     """
-    command = [sys.executable, "-m", "inference_wall.hardware", "bandwidth", device, str(seconds)]
+    command = [sys.executable, "-m", "inference_wall.hardware", "bandwidth", device, str(seconds), *([str(threads)] if threads else [])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     except subprocess.TimeoutExpired as problem:
@@ -144,7 +157,7 @@ def copy_bandwidth_apart(device: str = "cpu", seconds: float = 1.5) -> dict[str,
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise WallError(f"measuring the bandwidth of the {device} failed: {last}", "run `wall doctor`")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads(done.stdout.strip().splitlines()[-1]) | {"engine_threads": threads}
 
 
 def _buffer_bytes(torch: Any, device: str) -> int:
@@ -269,10 +282,11 @@ def _read(path: str) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """`bandwidth DEVICE SECONDS` prints that measurement on one line; without arguments, everything."""
+    """`bandwidth DEVICE SECONDS [THREADS]` prints that measurement on one line; without arguments, everything."""
     if arguments[:1] == ["bandwidth"]:
+        device, seconds, *threads = arguments[1:]
         try:
-            print(json.dumps(copy_bandwidth(arguments[1], float(arguments[2])), allow_nan=False))
+            print(json.dumps(copy_bandwidth(device, float(seconds), *map(int, threads)), allow_nan=False))
         except WallError as problem:
             sys.exit(problem.message)
         return

@@ -18,6 +18,7 @@ from typing import Any
 from . import plans, records, rigs, stats
 from .engines import Engine, installed
 from .errors import WallError
+from .hardware import machine
 from .server import require_free_port
 
 REFINEMENT_STEP = 1.5  # how far beyond a sweep without a knee the next rate lies
@@ -70,15 +71,19 @@ def prepare(post: str, rig_name: str, parameters: dict[str, Any]) -> list[Job]:
                         "run `make book`, or install requirements.txt (GPU) or requirements-cpu.txt (CPU)")
     base_flags = {**({"dtype": rig.model["dtype"]} if "dtype" in rig.model else {}), **rig.engine.get("flags", {}), **settings.get("flags", {})}
     arms = plans.arms(post, settings, base_flags)
+    names = [arm.name for arm in arms]
     if attached:
         # Somebody else's server has the flags that it has: of the arms only the rig's own can be meant.
-        arms = [arm for arm in arms if arm.is_base] or arms[:1]
+        arms = [arm for arm in arms if arm.is_base]
+        if not arms:
+            raise WallError(f"none of the arms {', '.join(names)} is the rig's own server, which is what --base-url stands for",
+                            f"name a setting that rig {rig.name} has itself, or leave --base-url out")
     if values.get("port") and not attached:
         require_free_port(values["port"])
     common = {"post": post, "rig": rig.name, "settings": strict(settings), "scale": values.get("scale"), "model": rig.model, "flags": base_flags,
               "environment": rig.engine.get("environment", {}), "engine": found.version, "base_url": values.get("base_url") or None,
-              "code": records.code_version()}
-    set_id, names = rigs.digest(common), [arm.name for arm in arms]
+              "code": records.code_version(), "machine": machine()}
+    set_id = rigs.digest(common)
     return [_job(protocol, rig, arm, values, settings, found, base_flags, common, set_id, names) for arm in arms]
 
 
@@ -157,8 +162,13 @@ def missing_points(job: Job, finished: list[dict[str, Any]]) -> list[plans.Point
     plan = job.plan(ceiling(finished))
     done = {point["point"] for point in finished}
     missing = [point for point in plan if point.index not in done]
-    if missing or not job.settings.get("refinements"):
+    if any(point.pass_name != "trace" for point in missing) or not job.settings.get("refinements"):
         return missing
+    return [*_refining_points(job, finished, plan), *missing]
+
+
+def _refining_points(job: Job, finished: list[dict[str, Any]], plan: list[plans.Point]) -> list[plans.Point]:
+    """The next measured point inside the knee's bracket, or none: after the plan's measured points, before those under the profiler."""
     refined = {point["request_rate"] for point in finished if point["point"] >= len(plan)}
     last = [point for point in finished if point["point"] >= len(plan)][-1:]
     if last and last[0]["repeat"] + 1 < job.settings["repeats"]:
@@ -170,7 +180,7 @@ def missing_points(job: Job, finished: list[dict[str, Any]]) -> list[plans.Point
     # A rate that was measured already would tell nothing new: its prompts would be the same.
     if rate is None or (repeat == 0 and rate in {point["request_rate"] for point in finished if point["pass"] == "measured"}):
         return []
-    return [plans.refinement_point(job.settings, job.values, job.arm, len(finished), rate, repeat)]
+    return [plans.refinement_point(job.settings, job.values, job.arm, max(len(plan), *(point["point"] + 1 for point in finished)), rate, repeat)]
 
 
 def refinement(frame: Any, slo: dict[str, Any]) -> float | None:

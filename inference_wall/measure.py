@@ -13,25 +13,25 @@ Not:    pages (`post`, `figures`), batches of posts (`regenerate`).
 from __future__ import annotations
 
 import dataclasses
+import fcntl
+import itertools
 import json
 import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from . import hardware, jobs, plans, records, rigs, stats
-from .engines import engine
+from . import hardware, jobs, plans, records, rigs, run_document, stats
 from .errors import EngineRefused, WallError
 from .probe import Probe
 from .quality import Quality
-from .quantized import weight_facts
 from .server import Attached, Server, end_leftovers, free_port, serve_argv
 from .trace import Profiler, excerpt, profiler_config
 from .watch import Watcher
@@ -39,6 +39,7 @@ from .watch import Watcher
 CLOCK_ZERO = time.perf_counter()
 POINT_GRACE_S = 600.0  # a point may take this much longer than planned before the run gives up
 DISK_NEEDED_MIB = 200
+_NUMBERS = itertools.count(1)  # of server starts of this process
 KEEP_SERVER_S = 7 * 86_400
 LOG, TRACES = "server.log", "traces"  # in a server's own folder
 
@@ -71,8 +72,31 @@ def measure(request: dict[str, Any], report: Reporter) -> list[Path]:
     riders = [job for post, parameters in request.get("also", {}).items() for job in jobs.prepare(post, request["rig"], parameters)]
     for job in (*wanted, *riders):
         if Path(job.folder).is_dir():  # and not the name of a model on a hub
-            _PATHS[str(Path(job.folder).parent)] = "<models>"
-    batch = _Batch(request.get("since"), report)
+            run_document.PATHS[str(Path(job.folder).parent)] = "<models>"
+    run_document.PATHS[str(records.benchmarks())] = "<benchmarks>"
+    with _alone():
+        return _measure(wanted, riders, _Batch(wanted, request.get("since"), report))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Two measurements at once would disturb each other and still look valid; the lock goes with the process, however it ends."""
+    path = records.benchmarks() / "local" / ".lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as problem:
+            lock.seek(0)
+            raise WallError(f"another measurement is running here (process {lock.read().strip() or 'unknown'})",
+                            "wait for its end, or stop it; then run the same command again") from problem
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def _measure(wanted: list[jobs.Job], riders: list[jobs.Job], batch: _Batch) -> list[Path]:
     free_mib = shutil.disk_usage(records.benchmarks()).free / 2**20
     if free_mib < DISK_NEEDED_MIB:
         raise WallError(f"only {free_mib:.0f} MiB are free at {records.benchmarks()}", f"free at least {DISK_NEEDED_MIB} MiB")
@@ -89,13 +113,15 @@ def measure(request: dict[str, Any], report: Reporter) -> list[Path]:
 class _Batch:
     """The jobs of one measure process, one server start after the other."""
 
-    def __init__(self, since: str | None, report: Reporter):
-        self.since, self.report = since, report
+    def __init__(self, wanted: list[jobs.Job], since: str | None, report: Reporter):
+        self.wanted, self.since, self.report = wanted, since, report
         self.todo: list[jobs.Job] = []
-        self.served = 0  # server starts so far
         self._finished: dict[str, Path] = {}
         self._before: dict[str, Any] | None = None
         self._bench_modules = ThreadPoolExecutor(1)
+
+    def _draft(self, job: jobs.Job) -> records.Draft:
+        return records.Draft.open(job.protocol.name, job.rig.name, job.arm.name, job.identity, since=self.since)
 
     def finished(self, job: jobs.Job) -> Path | None:
         """The sealed record of a job, or null."""
@@ -109,7 +135,7 @@ class _Batch:
 
     def run(self, group: list[jobs.Job]) -> None:
         """One server start for all jobs of a group that are not finished. An arm that the engine refuses is sealed as such."""
-        drafts = {job.name: _draft(job) for job in group if self.finished(job) is None}
+        drafts = {job.name: self._draft(job) for job in group if self.finished(job) is None}
         group = [job for job in group if job.name in drafts]
         if any(jobs.missing_points(job, drafts[job.name].points()) for job in group):
             for pid in end_leftovers():
@@ -117,23 +143,23 @@ class _Batch:
             try:
                 self._serve(group, drafts)
             except EngineRefused as problem:
-                if any(job.arm.is_base for job in group):
+                # The rig itself must start; and an arm that has been measured is not refused, whatever happens to a later start.
+                if any(job.arm.is_base or drafts[job.name].done for job in group):
                     raise
                 self.report("note", text=f"not testable here: {group[0].name}: {problem.reason}")
                 for job in group:
-                    self._seal(job, drafts[job.name], {"reason": scrub(problem.reason), "remedy": scrub(problem.remedy)})
+                    self._seal(job, drafts[job.name], {"reason": run_document.scrub(problem.reason), "remedy": run_document.scrub(problem.remedy)})
                 return
         for job in group:
-            if self.finished(job) is None:
+            if self.finished(job) is None and not jobs.missing_points(job, drafts[job.name].points()):
                 self._seal(job, drafts[job.name])
 
     def _serve(self, group: list[jobs.Job], drafts: dict[str, records.Draft]) -> None:
-        self.served += 1
-        first, number = group[0], f"{records.stamp(records.now())}-{os.getpid()}-{self.served}"
+        first, number = group[0], f"{records.stamp(records.now())}-{os.getpid()}-{next(_NUMBERS)}"
         folder = records.benchmarks() / "local" / "servers" / number
         _remove_old(folder.parent)
         folder.mkdir(parents=True, exist_ok=True)
-        self._before = self._before or {"host": hardware.host_facts(), "gpus": hardware.gpus(), "bandwidth": bandwidth(first.rig.device, self.report)}
+        self._before = self._before or before(first, self.report)
         start = {"id": number, "clock_s": time.perf_counter() - CLOCK_ZERO, **self._before, "server": {}}
         self.report("server", state="starting", log=str(folder / LOG), arms=[job.name for job in group])
         server = _server(first, folder)
@@ -143,16 +169,33 @@ class _Batch:
                 clients = loading.result()
                 start["server"] = server.facts
                 self.report("server", state="ready", seconds=server.facts.get("ready_s"), said=server.facts.get("said", {}))
-                with Watcher(server.base_url, first.engine, CLOCK_ZERO, 0 if first.rig.kind == "cuda" else None) as watcher:
-                    for job in group:
-                        station = _Station(job, drafts[job.name], start, server, clients, watcher, folder, self.report)
-                        station.run(lambda: self._announce(drafts))
-                        self._seal(job, drafts[job.name])
+                with Watcher(server.base_url, first.engine, CLOCK_ZERO, _sampled_gpu(first)) as watcher:
+                    stations = [_Station(job, drafts[job.name], start, server, clients, watcher, folder, self.report) for job in group]
+                    # The profiler comes last: a server that has been profiled may be slower ever after.
+                    for profiled in (False, True):
+                        for station in stations:
+                            self._work(station, profiled, lambda: self._announce(drafts))
+                for station in stations:
+                    if not station.failed:
+                        self._seal(station.job, station.draft)
         except EngineRefused:
             for draft in drafts.values():
                 spent = round(time.perf_counter() - CLOCK_ZERO - start["clock_s"], 2)
                 records.write_json(draft.folder / f"start-{number}.json", {**start, "server": {"refused_after_s": spent}})
             raise
+
+    def _work(self, station: _Station, profiled: bool, announce: Callable[[], None]) -> None:
+        """One job's points with or without the profiler. A rider that fails is left for its own turn; the wanted post goes on."""
+        if station.failed:
+            return
+        try:
+            station.run(profiled, announce)
+        except WallError as problem:
+            if any(station.job is job for job in self.wanted):
+                raise
+            station.server.require_alive()
+            station.failed = True
+            self.report("note", text=f"{station.job.name} is left for later: {problem.message}")
 
     def _announce(self, drafts: dict[str, records.Draft]) -> None:
         """Tell how much is left, as far as it is known."""
@@ -167,8 +210,8 @@ class _Batch:
     def _seal(self, job: jobs.Job, draft: records.Draft, refused: dict[str, str] | None = None) -> None:
         starts = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(draft.folder.glob("start-*.json"))]
         logs = {start["id"]: records.benchmarks() / "local" / "servers" / start["id"] / LOG for start in starts}
-        document = run_document(job, draft, starts, refused)
-        path = draft.finish(document, {name: scrub(log.read_text(errors="replace")) for name, log in logs.items() if log.is_file()})
+        document = run_document.run_document(job, draft, starts, refused)
+        path = draft.finish(document, {name: run_document.scrub(log.read_text(errors="replace")) for name, log in logs.items() if log.is_file()})
         self._finished[records.run_id(job.identity)] = path
         self.report("sealed", run=str(path), arm=job.name)
 
@@ -178,10 +221,6 @@ def _remove_old(folder: Path) -> None:
     for path in folder.glob("*"):
         if time.time() - path.stat().st_mtime > KEEP_SERVER_S:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _draft(job: jobs.Job) -> records.Draft:
-    return records.Draft.open(job.protocol.name, job.rig.name, job.arm.name, job.identity)
 
 
 @dataclasses.dataclass
@@ -196,19 +235,24 @@ class _Station:
     watcher: Watcher
     folder: Path
     report: Reporter
+    failed: bool = False
 
-    def run(self, announce: Callable[[], None]) -> None:
-        """Warm up, then every missing point."""
-        if not jobs.missing_points(self.job, self.draft.points()):
+    def missing(self, profiled: bool) -> list[plans.Point]:
+        return [point for point in jobs.missing_points(self.job, self.draft.points()) if (point.pass_name == "trace") == profiled]
+
+    def run(self, profiled: bool, announce: Callable[[], None]) -> None:
+        """Warm up, then every missing point, either those under the profiler or the others."""
+        if not self.missing(profiled):
             return
-        number = len(list(self.draft.folder.glob("start-*.json")))
         note = self.draft.folder / f"start-{self.start['id']}.json"
+        fresh = not note.is_file()
+        number = len(list(self.draft.folder.glob("start-*.json"))) - (not fresh)
         # Before the first point: a run that is killed here must still know which servers its points ran on.
         records.write_json(note, {**self.start, "server_start": number})
-        for point in self._warm_up():
+        for point in self._warm_up() if fresh else []:
             self._one_point(point, number, keep=False)
         announce()
-        while missing := jobs.missing_points(self.job, self.draft.points()):
+        while missing := self.missing(profiled):
             self._one_point(missing[0], number, keep=True)
         records.write_json(note, {**self.start, "server_start": number, "gpus_after": hardware.gpus()})
 
@@ -242,7 +286,7 @@ class _Station:
         if keep:
             self.draft.save_point({**point.as_dict(), "start_s": round(result.start_s, 4), "end_s": round(result.end_s, 4),
                                    "overhead_s": round(overhead, 3), "server_start": number, "summary": summary, "validity": validity,
-                                   "bench": scrub(result.bench)}, result.requests, result.chunks, metrics, trace)
+                                   "bench": run_document.scrub(result.bench)}, result.requests, result.chunks, metrics, trace)
         self.report("point_done", **place, seconds=round(time.perf_counter() - entered, 1), overhead_s=round(overhead, 2),
                     completed_req_s=summary["completed_req_s"], ttft_p50_ms=summary["ttft"]["p50_ms"], valid=validity["valid"],
                     reasons=validity["reasons"])
@@ -302,51 +346,19 @@ def _clients(job: jobs.Job, base_url: str) -> dict[str, Any]:
             "quality": Quality(base_url, served, tokenizer, CLOCK_ZERO)}
 
 
-def bandwidth(device: str, report: Reporter) -> dict[str, Any]:
-    """This machine's copy bandwidth, measured in a process of its own so that no GPU memory stays taken."""
-    report("note", text=f"measuring the copy bandwidth of the {device}")
-    return hardware.copy_bandwidth_apart(device)
+def before(job: jobs.Job, report: Reporter) -> dict[str, Any]:
+    """Facts about the machine, once a process: host, GPUs, and memory bandwidth with as many threads as the engine computes with."""
+    if job.values.get("base_url"):
+        return {"host": hardware.host_facts(), "gpus": hardware.gpus(), "bandwidth": {}}  # the server may be anywhere
+    device, threads = job.rig.device, job.environment.get("OMP_NUM_THREADS")
+    report("note", text=f"measuring the memory bandwidth of the {device}")
+    return {"host": hardware.host_facts(), "gpus": hardware.gpus(),
+            "bandwidth": hardware.copy_bandwidth_apart(device, threads=int(threads) if threads and device == "cpu" else None)}
 
 
-def run_document(job: jobs.Job, draft: records.Draft, starts: list[dict[str, Any]], refused: dict[str, str] | None = None) -> dict[str, Any]:
-    """`run.json` without its id and dates: everything that is not a point."""
-    points = draft.points()
-    invalid = {point["point"]: point["validity"]["reasons"] for point in points if not point["validity"]["valid"]}
-    facts = weight_facts(job.folder, job.model.get("dtype")) if Path(job.folder).is_dir() else None
-    return {
-        "post": job.protocol.name, "arm": job.arm.name, "set_id": job.set_id, "set_arms": job.set_arms,
-        "parameters": jobs.strict(job.values), "identity": job.identity,
-        "rig": {"name": job.rig.name, "title": job.rig.title, "kind": job.rig.kind, "note": job.rig.note},
-        "model": job.model | {"config_digest": job.identity["model_config"], "config": _config(job.folder), "facts": facts,
-                              "weight_bytes": jobs.weight_bytes(job.folder, job.model.get("dtype"))},
-        "engine": {"name": "vLLM", "version": job.engine.version, "table_exact": engine(job.engine.version).exact}, "flags": job.flags,
-        "settings": jobs.strict(job.settings), "ceiling_req_s": jobs.ceiling(points),
-        "starts": scrub(starts), "units": {"time": "10 us on the run's clock"},
-        "percentile_rule": stats.RULE,
-        "validity": {"points": len(points), "invalid": invalid},
-        **({"not_testable": refused} if refused else {}),
-    }
-
-
-def _config(folder: str) -> dict[str, Any] | None:
-    """The model's shape as its config.json gives it; null for a model that vLLM fetches from a hub by itself."""
-    path = Path(folder) / "config.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def scrub(value: Any) -> Any:
-    """Replace this machine's home and repository paths, so that a record can be published as it is."""
-    if isinstance(value, dict):
-        return {key: scrub(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [scrub(each) for each in value]
-    if isinstance(value, str):
-        for path, name in sorted(_PATHS.items(), key=lambda pair: -len(pair[0])):
-            value = value.replace(path, name)
-    return value
-
-
-_PATHS = {str(Path(sys.prefix)): "<venv>", str(Path(sys.base_prefix)): "<python>", tempfile.gettempdir(): "<temporary>", str(Path.home()): "~"}
+def _sampled_gpu(job: jobs.Job) -> int | None:
+    """The GPU whose clocks and power are sampled; null without one, or where the server may be elsewhere."""
+    return hardware.visible_gpu() if job.rig.kind == "cuda" and not job.values.get("base_url") else None
 
 
 def _watch_input(source: TextIO) -> None:
@@ -372,7 +384,7 @@ def main() -> None:
     report("hello", pid=os.getpid())
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_watch_input, args=(sys.stdin,), daemon=True).start()
-    _PATHS[str(rigs.root())] = "<repo>"
+    run_document.PATHS[str(rigs.root())] = "<repo>"
     try:
         report("done", runs=[str(path) for path in measure(request, report)])
     except WallError as problem:

@@ -3,24 +3,24 @@
 What:   `look` reads a set once into tables and fits; `verdict` says whether the shape held; `numbers` and `published` name the numbers.
 Why:    a page and its named numbers must come from the same look at the records, and must survive a refused arm or a missing point.
 Use:    found = look(arms); numbers(arms)["headline"]; published()["cliff_factor"]
-Not:    the analysis (`cliff`), the figures (`cliff_figures`), sentences and tables (`cliff_words`).
+Not:    the analysis (`cliff`), the author's figures (`cliff_published`), our figures (`cliff_figures`), sentences and tables (`cliff_words`).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from . import cliff, headline
-from . import published as author
+from . import cliff, headline, starvation
 from .arms import ArmSet
 from .chart import digits
 from .cliff import AGREE_PERCENT, StepFit
+from .cliff_published import published
 from .records import Run
 
+LEAST_FACTOR = 2.0  # a gain below this is no cliff
 PROPORTIONAL = 0.95  # of the growth of the cap: throughput that grows by more than this share of it grows in proportion
 NEEDS = "needs floods at two caps"
 
@@ -51,15 +51,35 @@ class Findings:
         return self.arms.testable[self.large["arm"]] if self.large else self.arms.first
 
     @property
-    def factor(self) -> float | None:
-        """Tokens per second at the largest cap over those at the smallest: both in the steady window, or both over the whole point."""
+    def rates(self) -> tuple[float, float, str] | None:
+        """Output tokens per second at the smallest and the largest cap, and over what: both in the steady window, else both over the whole point."""
         if not self.small or not self.large or self.small["cap"] == self.large["cap"] or not (self.small["valid"] and self.large["valid"]):
             return None
-        for column in ("steady_output_tok_s", "output_tok_s"):
+        for column, stretch in (("steady_output_tok_s", "steady window"), ("output_tok_s", "whole point")):
             under, over = self.small[column], self.large[column]
             if pd.notna(under) and pd.notna(over) and under:
-                return over / under
+                return under, over, stretch
         return None
+
+    @property
+    def factor(self) -> float | None:
+        """Tokens per second at the largest cap over those at the smallest, from `rates`."""
+        return self.rates[1] / self.rates[0] if self.rates else None
+
+    @property
+    def decode_at_large(self) -> tuple[float | None, str]:
+        """Tokens per second of decode alone at the batch that the flood at the largest cap ran, by the line of the steps: (value, "") or (None, why).
+
+        The line is not followed beyond the largest batch that was timed unless the points determine it there.
+        """
+        batch = self.large["batch_mean"] if self.large else None
+        if batch is None or pd.isna(batch):
+            return None, "the running batch of the flood is not known"
+        if self.fit.fixed_ms is None:
+            return None, self.fit.reason
+        if batch > self.fit.batches[-1] and self.fit.undetermined:
+            return None, f"{batch:.0f} ran and the largest batch that was timed is {self.fit.batches[-1]:g}; {self.fit.undetermined}"
+        return self.fit.tok_s(batch), ""
 
 
 def look(arms: ArmSet) -> Findings:
@@ -97,9 +117,10 @@ def _fair(queues: dict[int, pd.DataFrame], closed: pd.DataFrame) -> dict[str, An
 
 
 def _bound(arms: ArmSet, steps: pd.DataFrame, large: dict[str, Any] | None) -> dict[str, Any]:
-    """What bytes over bandwidth allow: stream_ms (see `headline.bound`), own_mb and own_ms a sequence at `context` tokens, own_reason."""
+    """What bytes over bandwidth allow: stream_ms (see `headline.bound`), own_mb and own_ms a sequence at `context` tokens, own_reason; crossover and
+    factor (at the largest cap over a batch of one), both null unless own_ms is known."""
     run = arms.testable.get(large["arm"]) if large else next(iter(arms.testable.values()), None)
-    result = dict.fromkeys(("stream_ms", "own_mb", "own_ms", "context", "own_reason"))
+    result = dict.fromkeys(("stream_ms", "own_mb", "own_ms", "context", "own_reason", "crossover", "factor"))
     if run is None:
         return result | {"own_reason": "no arm was measured"}
     book = headline.Book(run)
@@ -111,9 +132,22 @@ def _bound(arms: ArmSet, steps: pd.DataFrame, large: dict[str, Any] | None) -> d
     own, why_not = None, "no load was measured"
     if context:
         own, why_not = cliff.own_bytes(run.document["model"].get("config"), context, run.document["model"].get("dtype"))
-    return result | {"stream_ms": book.entries["stream_ms"]["value"], "context": context, "own_mb": own / 1e6 if own else None,
-                     "own_ms": own / best / 1e6 if own and best else None,
+    stream, own_ms = book.entries["stream_ms"]["value"], own / best / 1e6 if own and best else None
+    if stream and own_ms:
+        result |= {"crossover": stream / own_ms, "factor": large["cap"] * (stream + own_ms) / (stream + large["cap"] * own_ms) if large else None}
+    return result | {"stream_ms": stream, "context": context, "own_mb": own / 1e6 if own else None, "own_ms": own_ms,
                      "own_reason": why_not or (None if best else "the bandwidth was not measured")}
+
+
+def room(found: Findings) -> tuple[int | None, str]:
+    """How many requests of the flood the cache of the largest cap seats until their end, in whole blocks: (requests, "") or (None, reason).
+
+    The last token of an answer is made, but nothing is computed from it, so it needs no room (`block_rules`).
+    """
+    if not found.large:
+        return None, "no flood was measured"
+    cache, reason = starvation.cache_of(found.run)
+    return (None, reason) if cache is None else (cache.room(int(found.large["input_len"] + found.large["output_len"] - 1)), "")
 
 
 def trace_points(found: Findings) -> list[tuple[int, Any]]:
@@ -149,9 +183,8 @@ def _setup(book: headline.Book, found: Findings) -> None:
     first = found.large or {}
     for name in ("input_len", "output_len"):
         book.put(name, int(first[name]) if first else None, "tokens", reason="no flood was measured")
-    per_request = first["input_len"] + first["output_len"] if first else None
-    tokens = found.run.said.get("kv_cache_tokens")
-    book.put("room_requests", int(tokens // per_request) if tokens and per_request else None, "requests", reason="the server's log did not say")
+    requests, why = room(found)
+    book.put("room_requests", requests, "requests", reason=why)
     points = found.arms.frame()  # of all arms: `headline.setup` counts those of one
     book.put("points", len(points), "points")
     book.put("invalid_points", int((~points["valid"].astype(bool)).sum()) if len(points) else 0, "points")
@@ -160,15 +193,16 @@ def _setup(book: headline.Book, found: Findings) -> None:
 
 def _bound_numbers(book: headline.Book, found: Findings) -> None:
     bound, unknown = found.bound, "weights or bandwidth were not measured"
-    stream = bound["stream_ms"]
+    stream, why = bound["stream_ms"], bound["own_reason"] or unknown
     book.put("context_tokens", bound["context"], "tokens", reason="no load was measured")
-    book.put("own_mb", bound["own_mb"], "MB", reason=bound["own_reason"] or unknown)
-    own = book.put("own_ms", bound["own_ms"], "ms", reason=bound["own_reason"] or unknown)
-    book.put("bound_crossover", stream / own if stream and own else None, "sequences", reason=bound["own_reason"] or unknown)
+    book.put("own_mb", bound["own_mb"], "MB", reason=why)
+    own = book.put("own_ms", bound["own_ms"], "ms", reason=why)
+    book.put("bound_crossover", bound["crossover"], "sequences", reason=why)
     cap = found.large["cap"] if found.large else None
-    step = book.put("bound_large_step_ms", stream + cap * (own or 0) if stream and cap else None, "ms", reason=unknown)
-    book.put("bound_large_tok_s", cap / step * 1e3 if step else None, "tok/s", reason=unknown)
-    book.put("bound_factor", cap / step * (stream + (own or 0)) if step else None, "x", reason=unknown)
+    # Without the own bytes a step would seem to cost the same at any batch, and the bound would promise the cap itself.
+    step = book.put("bound_large_step_ms", stream + cap * own if stream and own and cap else None, "ms", reason=why)
+    book.put("bound_large_tok_s", cap / step * 1e3 if step else None, "tok/s", reason=why)
+    book.put("bound_factor", bound["factor"], "x", reason=why)
 
 
 def _ends(book: headline.Book, found: Findings) -> None:
@@ -178,8 +212,10 @@ def _ends(book: headline.Book, found: Findings) -> None:
         why = "no flood was measured" if not row else "its flood is not valid: " + ", ".join(row["reasons"])
         book.run = found.arms.testable[row["arm"]] if row else found.run
         book.put(f"{name}_cap", row["cap"] if row else None, "requests", reason=why)
-        for column, unit in (("tok_s", "tok/s"), ("completed_req_s", "req/s"), ("num_prompts", "prompts"), ("running_mean", "requests"),
-                             ("running_max", "requests"), ("waiting_max", "requests")):
+        if good and found.rates:
+            good = good | {"tok_s": found.rates[name == "large"]}  # the ones that the factor divides
+        for column, unit in (("tok_s", "tok/s"), ("completed_req_s", "req/s"), ("num_prompts", "prompts"), ("batch_mean", "requests"),
+                             ("running_mean", "requests"), ("running_max", "requests"), ("waiting_max", "requests")):
             book.put(f"{name}_{column}", good.get(column), unit, reason=why if not good else "not recorded")
         for latency in ("ttft", "itl"):
             for statistic in ("p50_ms", "p90_ms", "p99_ms", "max_ms"):
@@ -188,22 +224,25 @@ def _ends(book: headline.Book, found: Findings) -> None:
                          reason=why if not good else f"n = {n:.0f} cannot bear it")
     book.run = found.run
     factor = book.put("factor", found.factor, "x", reason=NEEDS)
+    book.put("factor_over", found.rates[2] if found.rates else None, reason=NEEDS)
     ratio = book.put("cap_ratio", found.large["cap"] / found.small["cap"] if found.large else None, "x", reason=NEEDS)
     book.put("factor_of_caps_percent", 100 * factor / ratio if factor else None, "%", reason=NEEDS)
     book.ratio("itl_growth", book.entries["large_itl_p50_ms"]["value"], book.entries["small_itl_p50_ms"]["value"])
-    model = found.fit.tok_s(found.large["running_mean"]) if found.large and pd.notna(found.large["running_mean"]) else None
-    served = book.entries["large_tok_s"]["value"]
-    book.put("decode_at_large_tok_s", model, "tok/s", reason=found.fit.reason or "the running batch is not known")
-    book.put("served_of_decode_percent", 100 * served / model if served and model else None, "%", reason="one of its two numbers was not measured")
+    decode, why = found.decode_at_large
+    served = found.large["tok_s"] if found.large and found.large["valid"] else None  # over the same stretch as the batch
+    book.put("decode_at_large_tok_s", decode, "tok/s", reason=why)
+    book.put("served_of_decode_percent", 100 * served / decode if served and decode else None, "%", reason=why or "no valid flood was measured")
 
 
 def _fit(book: headline.Book, found: Findings) -> None:
     fit, why = found.fit, found.fit.reason or "not determined"
+    firm = fit if fit.unbounded is None else None
     book.put("fit_points", fit.n, "points")
-    for name, value, unit in (("fit_fixed_ms", fit.fixed_ms, "ms"), ("fit_slope_ms", fit.slope_ms, "ms"),
-                              ("fit_crossover", fit.crossover, "sequences"), ("fit_r2", fit.r2, ""),
-                              ("fit_ceiling_tok_s", fit.ceiling_tok_s, "tok/s"), ("fit_most_gain", fit.most_gain, "x")):
+    for name, value, unit in (("fit_fixed_ms", fit.fixed_ms, "ms"), ("fit_slope_ms", fit.slope_ms, "ms"), ("fit_r2", fit.r2, "")):
         book.put(name, value, unit, reason=why)
+    book.put("fit_crossover", firm and firm.crossover, "sequences", reason=fit.unbounded or why)
+    book.put("fit_ceiling_tok_s", firm and firm.ceiling_tok_s, "tok/s", reason=fit.unbounded or why)
+    book.put("fit_most_gain", None if fit.undetermined else fit.most_gain, "x", reason=fit.undetermined or why)
     for name, interval, unit in (("fit_fixed", fit.fixed_interval, "ms"), ("fit_slope", fit.slope_interval, "ms"),
                                  ("fit_crossover", fit.crossover_interval, "sequences")):
         for end, value in zip(("low", "high"), interval, strict=True):
@@ -214,14 +253,14 @@ def _fit(book: headline.Book, found: Findings) -> None:
             value, n = (None, None) if row is None else (row[column], row["n"])
             book.put(f"{name}_{column}", value, unit, n=n, reason="no step was measured")
     book.ratio("fixed_over_stream", fit.fixed_ms, found.bound["stream_ms"])
-    own = found.bound["own_ms"]
-    book.put("own_of_slope_percent", 100 * own / fit.slope_ms if own and fit.slope_ms and fit.slope_ms > 0 else None, "%",
-             reason=found.bound["own_reason"] or fit.reason or "one of its two numbers was not measured")
+    own, grows = found.bound["own_ms"], (fit.slope_interval[0] or 0) > 0
+    book.put("own_of_slope_percent", 100 * own / fit.slope_ms if own and grows else None, "%",
+             reason=found.bound["own_reason"] or fit.reason or ("not recorded" if grows else "the points do not determine the slope"))
 
 
 def _agreement(book: headline.Book, found: Findings) -> None:
     for name, row in (("small", found.small), ("large", found.large)):
-        for column in ("tok_s", "itl_p50_ms", "running_mean"):
+        for column, _ in cliff.COMPARED:
             rows = found.agreed[(found.agreed["column"] == column) & (found.agreed["cap"] == (row["cap"] if row else -1))]
             entry = rows.iloc[0] if len(rows) else None
             value, why = (None, "no closed loop of that size") if entry is None else (entry["difference_percent"], entry["note"] or "not known")
@@ -262,11 +301,10 @@ def verdict(found: Findings) -> tuple[str, str]:
         parts.append((None, f"throughput against the cap is not known ({NEEDS})"))
     else:
         ratio = found.large["cap"] / found.small["cap"]
-        parts.append((1 < factor < PROPORTIONAL * ratio, f"throughput grew {factor:.1f} times where the cap grew {ratio:.0f} times"))
-    if fit.slope_ms is None:
-        parts.append((None, f"no line through the steps ({fit.reason})"))
-    else:
-        parts.append((fit.slope_ms > 0, f"a step grew by {digits(fit.slope_ms)} ms for each sequence"))
+        wide = PROPORTIONAL * ratio > LEAST_FACTOR  # caps closer than that cannot show both a gain and its end
+        parts.append((LEAST_FACTOR <= factor < PROPORTIONAL * ratio if wide else None,
+                      f"throughput grew {factor:.1f} times where the cap grew {ratio:.0f} times" + ("" if wide else ", too little to judge")))
+    parts.append(_growth(fit))
     if fair["explained"] is None:
         parts.append((None, f"the queue at a cap of 1 was not judged ({fair['reason']})"))
     else:
@@ -278,84 +316,18 @@ def verdict(found: Findings) -> tuple[str, str]:
     return ("not measured here" if any(holds is None for holds, _ in parts) else "held"), because
 
 
-# --- the author's figures ---------------------------------------------------------------------------------------------
-
-CAPS_CSV, STEPS_CSV = "a10g/part_3/batching.csv", "a10g/part_1/decode_step.csv"
-
-
-def published_caps() -> pd.DataFrame:
-    """The author's floods by cap: cap, tok_s, batch (what ran: the cap, but no more than the card could seat) and the printed columns."""
-    rows = author.table(CAPS_CSV)
-    rows = rows[rows["model"] == author.MODEL].assign(cap=lambda frame: frame["max_num_seqs"].astype(int), tok_s=lambda frame: frame["output_tok_s"])
-    return rows.assign(batch=rows["cap"].clip(upper=int(_running()["value"]))).reset_index(drop=True)
-
-
-def published_steps() -> pd.DataFrame:
-    """The author's step times: batch, step_ms, n (null: not published), tok_s (computed here: batch / step)."""
-    rows = author.table(STEPS_CSV)
-    rows = rows[(rows["record_type"] == "step_point") & (rows["model"] == author.MODEL) & (rows["metric"] == "step_ms")]
-    frame = pd.DataFrame({"batch": rows["batch"].astype(int), "step_ms": rows["value"].astype(float), "n": None})
-    return frame.assign(tok_s=1e3 * frame["batch"] / frame["step_ms"]).reset_index(drop=True)
+def _growth(fit: StepFit) -> tuple[bool | None, str]:
+    """Whether a step grows with the batch: a slope whose interval holds 0 says neither yes nor no."""
+    if fit.slope_ms is None:
+        return None, f"no line through the steps ({fit.reason})"
+    low, high = fit.slope_interval
+    if low > 0:
+        return True, f"a step grew by {digits(fit.slope_ms)} ms for each sequence"
+    if high < 0:
+        return False, f"a step shrank by {digits(-fit.slope_ms)} ms for each sequence"
+    return None, f"whether a step grows with the batch was not determined ({signed(low)} to {signed(high)} ms for each sequence)"
 
 
-def _running() -> pd.Series:
-    facts = author.table("a10g/later/speculation_facts.csv")
-    return facts[(facts["metric"] == "running_at_flood") & (facts["arm"] == "off")].iloc[0]
-
-
-def published() -> dict[str, dict[str, Any]]:
-    """The author's numbers that this post names, keys without prefix; each says where it was printed or how it was computed here."""
-    entries: dict[str, dict[str, Any]] = {}
-
-    def put(name: str, value: Any, unit: str, where: str, n: int | None = None) -> None:
-        value = value.item() if hasattr(value, "item") else value
-        missing = value is None or (isinstance(value, float) and math.isnan(value))
-        entries[name] = {"value": None if missing else value, "unit": unit, "n": n, "run": None, "source": "published",
-                         "reason": "not published" if missing else None, "where": where}
-
-    caps, fit = published_caps(), cliff.step_fit(published_steps())
-    for row in caps.to_dict("records"):
-        for column, unit in (("output_tok_s", "tok/s"), ("num_prompts", "prompts"), ("ttft_p50_ms", "ms"), ("itl_p50_ms", "ms"),
-                             ("itl_p99_ms", "ms")):
-            put(f"cliff_cap_{row['cap']}_{column}", int(row[column]) if unit == "prompts" else row[column], unit, row["source"])
-    small, large = caps.iloc[0], caps.iloc[-1]
-    put("cliff_small_cap", int(small["cap"]), "requests", small["source"])
-    put("cliff_large_cap", int(large["cap"]), "requests", large["source"])
-    put("cliff_factor", float(large["speedup_vs_cap1_x"]), "x", large["source"])
-    running = _running()
-    put("cliff_running", float(running["value"]), "requests", running["source"])
-    foil = author.table(CAPS_CSV)
-    foil = foil[foil["model"] != author.MODEL].iloc[0]
-    put("cliff_foil_factor", float(foil["speedup_vs_cap1_x"]), "x", foil["source"])
-    before = caps.iloc[-2]
-    last = f"cap {large['cap']} over cap {before['cap']}"
-    put("cliff_before_cap", int(before["cap"]), "requests", before["source"])
-    put("cliff_last_gain_percent", 100 * (large["tok_s"] / before["tok_s"] - 1), "%", f"computed here: {last}")
-    put("cliff_last_itl_growth", large["itl_p50_ms"] / before["itl_p50_ms"], "x", f"computed here: median ITL, {last}")
-    put("cliff_half_flood_s", small["num_prompts"] / 2 / small["completed_req_s"], "s",
-        "computed here: half of the prompts at a cap of 1 over the completed rate")
-    put("cliff_crossover", fit.crossover, "sequences", "computed here: least squares over the four published step times")
-    for end, value in zip(("low", "high"), fit.crossover_interval, strict=True):
-        put(f"cliff_crossover_{end}", value, "sequences", "computed here: 95 % interval of that crossover (Fieller)")
-    put("cliff_most_gain", fit.most_gain, "x", "computed here: crossover + 1")
-    put("cliff_ceiling_tok_s", fit.ceiling_tok_s, "tok/s", "computed here: one over the slope")
-    decode = published_steps().iloc[-1]
-    put("cliff_served_of_decode_percent", 100 * large["tok_s"] / decode["tok_s"], "%",
-        "computed here: flood over batch / step at the largest traced batch")
-    rows = author.table(STEPS_CSV)
-    plateau = rows[rows["record_type"] == "plateau"].iloc[0]
-    put("cliff_plateau_ms", float(plateau["value"]), "ms", plateau["source"])
-    own_ms = _published_own_ms()
-    put("cliff_own_ms", own_ms, "ms", "computed here: state read and written and the keys and values of a 256-token context, over copy bandwidth")
-    put("cliff_own_of_slope_percent", 100 * own_ms / fit.slope_ms, "%", "computed here: that over the slope")
-    return entries
-
-
-def _published_own_ms() -> float:
-    shape = author.model_shape()
-    config = {"num_hidden_layers": shape["layers"], "num_key_value_heads": shape["kv_heads"], "head_dim": shape["head_dim"],
-              "layer_types": ["linear_attention"] * shape["linear_attention_layers"] + ["full_attention"] * shape["full_attention_layers"],
-              "linear_num_value_heads": shape["linear_value_heads"], "linear_key_head_dim": shape["linear_key_dim"],
-              "linear_value_head_dim": shape["linear_value_dim"]}
-    own, _ = cliff.own_bytes(config, 256, "float16")
-    return own / author.rig_facts()["hardware"]["copy_bandwidth_measured"]["value"] / 1e6
+def signed(value: float) -> str:
+    """Three significant digits, with a minus sign that is one."""
+    return digits(value) if value >= 0 else f"−{digits(-value)}"

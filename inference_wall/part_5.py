@@ -71,15 +71,18 @@ ROLES = ("base", "same", "bigger")
 ABSENT = {"base": "the unquantized variant was not measured", "same": "no variant of the same model with fewer bits was measured",
           "bigger": "no bigger model with fewer bits was measured"}
 ROW_UNITS = {"loaded_gb": "GB", "streamed_gb": "GB", "bits": "bits", "kv_cache_tokens": "tokens", "full_requests": "requests", "fixed_ms": "ms",
-             "slope_ms": "ms", "stream_ms": "ms", "bandwidth_gb_s": "GB/s", "effective_gb_s": "GB/s", "of_bandwidth_percent": "%", "one_ms": "ms",
+             "slope_ms": "ms", "stream_ms": "ms", "bandwidth_gb_s": "GB/s", "bandwidth_threads": "threads", "effective_gb_s": "GB/s",
+             "of_bandwidth_percent": "%", "one_ms": "ms", "largest_ms": "ms", "largest_batch": "sequences", "shared_ms": "ms",
              "flood_tok_s": "tok/s", "flood_req_s": "req/s", "flood_running": "requests", "crossover": "sequences"}
-PAIR_UNITS = {"streamed": "x", "loaded": "x", "parameters": "x", "measured": "x", "low": "x", "high": "x", "slope": "x", "one": "x", "flood": "x"}
+PAIR_UNITS = {"streamed": "x", "loaded": "x", "parameters": "x", "measured": "x", "low": "x", "high": "x", "slope": "x", "one": "x",
+              "largest": "x", "flood": "x"}
 
 
 def numbers(arms: ArmSet) -> dict[str, dict[str, Any]]:
     """All named numbers of a set of Part 5, by role (`base_`, `same_`, `bigger_`) and by arm (`arm_<name>_`). Times in ms, bytes in 10^9.
 
-    `<role>_ratio_<what>`: over the base variant; `streamed`, `loaded`, `parameters` are predictions, `measured` is the ratio of fixed terms.
+    `<role>_ratio_<what>`: over the base variant; `streamed`, `loaded`, `parameters` are predictions, `measured` is the ratio of fixed terms (of steps
+    of one sequence where a line cannot be relied on: `by` says which).
     """
     found = look(arms)
     book = headline.Book(arms.first if arms.testable else next(iter(arms.runs.values())))
@@ -113,14 +116,23 @@ def _variant(book: headline.Book, prefix: str, row: dict[str, Any] | None, absen
     book.put(prefix + "parameters_m", row["parameters"] / 1e6 if row and row["parameters"] else None, "million",
              reason=absent if not row else "the record does not know the model's files")
     for name, unit in ROW_UNITS.items():
-        why = row["fit_reason"] if row and name in ("fixed_ms", "slope_ms", "effective_gb_s", "crossover") else None
-        book.put(prefix + name, row[name] if row else None, unit, reason=why or ("not recorded" if row else absent))
+        book.put(prefix + name, row[name] if row else None, unit, reason=absent if not row else _missing(row, name))
+
+
+def _missing(row: dict[str, Any], name: str) -> str:
+    """Why a number of a variant is null."""
+    doubt = row["line_doubt"] if name in ("fixed_ms", "slope_ms", "crossover") else None
+    share = row["percent_reason"] if name in ("stream_ms", "effective_gb_s", "of_bandwidth_percent") else None
+    unseen = row["bytes_reason"] if name in ("streamed_gb", "loaded_gb", "bits") else None
+    return doubt or share or unseen or "not recorded"
 
 
 def _pair(book: headline.Book, prefix: str, pair: dict[str, Any] | None, absent: str) -> None:
     why = absent if not pair else pair["reason"] or "one of its two numbers was not measured"
     for name, unit in PAIR_UNITS.items():
-        book.put(prefix + name, pair[name] if pair else None, unit, reason=why)
+        doubt = pair["line_doubt"] if pair and name == "slope" else None
+        book.put(prefix + name, pair[name] if pair else None, unit, reason=doubt or why)
+    book.put(prefix + "by", pair["measured_by"] if pair else None, reason=why)
     book.put(prefix + "flood_percent", 100 * pair["flood"] if pair and pair["flood"] else None, "%",
              reason=absent if not pair else "one of the two floods was not measured or is not valid")
     book.put(prefix + "nearest", " and ".join(pair["nearest"]) if pair and pair["nearest"] else None, reason=why)
@@ -140,6 +152,8 @@ def _words(book: headline.Book, prefix: str, found: Findings, role: str) -> None
 def _load(book: headline.Book, found: Findings) -> None:
     """What was done to each variant: lengths and counts of the loads."""
     frame = found.arms.frame()
+    book.put("points", len(frame), "points")  # of all arms: `headline.setup` counts those of one
+    book.put("invalid_points", int((~frame["valid"].astype(bool)).sum()) if len(frame) else 0, "points")
     for load in ("steps", "flood"):
         rows = frame[(frame["load"] == load) & (frame["pass"] == "measured")] if len(frame) else frame
         for name, unit in (("input_len", "tokens"), ("output_len", "tokens"), ("num_prompts", "requests")):
@@ -155,14 +169,20 @@ def _load(book: headline.Book, found: Findings) -> None:
 def _shape(book: headline.Book, found: Findings) -> None:
     """The four numbers that every post must give. The headline: the flood of the bigger, quantized model over that of the smaller one."""
     pair = found.pair("bigger")
-    share = pair["flood"] if pair else None
-    book.put("headline", None if share is None else f"{100 * share:.0f} %",
+    book.put("headline", _headline(pair, "the small model") if pair else None,
              reason="one of the two floods was not measured or is not valid" if pair else ABSENT["bigger"])
-    theirs = published()["awq_flood_percent"]["value"]
-    book.put("headline_published", f"{theirs:.0f} %")
+    book.put("headline_published", _headline(published_pairs().iloc[0].to_dict(), "the 4B"))
     verdict, because = found.verdict
     book.put("shape", verdict)
     book.put("shape_because", because)
+
+
+def _headline(pair: dict[str, Any], small: str) -> str | None:
+    """What the bigger model in fewer bits keeps of the smaller one's rate, and how much bigger it is; null without two valid floods."""
+    if pair["flood"] is None:
+        return None
+    size = next((f" at {pair[name]:.3g} x the {quantization.PREDICTORS[name]}" for name in ("parameters", "loaded") if pair[name]), "")
+    return f"{100 * pair['flood']:.0f} % of {small}'s tokens/s{size}"
 
 
 # --- the author's figures ---------------------------------------------------------------------------------------------
@@ -196,7 +216,8 @@ def published_frame() -> pd.DataFrame:
             "arm": arm, "role": role, "model": model, "dtype": "float16", "real": True, "kernel": None if role == "base" else "awq_marlin",
             "loaded_gb": float(printed["weights_gib"]) * GIB / 1e9, "streamed_gb": streamed, "parameters": 1.0 if role == "base" else ratio,
             "kv_cache_tokens": float(printed["kv_tokens_reported"]), "full_requests": float(printed["max_concurrency_x"]), "fixed_ms": fixed,
-            "slope_ms": slope, "crossover": fixed / slope, "bandwidth_gb_s": bandwidth, "stream_ms": streamed / bandwidth * 1e3,
+            "shared_ms": fixed, "shared_by": quantization.FIXED, "slope_ms": slope, "crossover": fixed / slope,
+            "bandwidth_gb_s": bandwidth, "stream_ms": streamed / bandwidth * 1e3,
             "effective_gb_s": streamed / fixed * 1e3, "of_bandwidth_percent": 100 * streamed / fixed * 1e3 / bandwidth,
             "flood_tok_s": float(printed["ceiling_output_tok_s"]), "flood_req_s": float(printed["ceiling_req_s"]), "flood_valid": True,
             "flood_kind": "whole point", "formats": {}, "batches": []})

@@ -96,6 +96,14 @@ class Quality:
         from tokenizers import Tokenizer
 
         file = self._folder / "tokenizer.json"
+        if not self._folder.is_dir():  # a model of a hub, which the server has fetched by now
+            from huggingface_hub import hf_hub_download
+
+            try:
+                file = Path(hf_hub_download(str(self._folder), "tokenizer.json"))
+            except (OSError, ValueError) as problem:
+                raise WallError(f"the tokenizer of {self._folder} cannot be had: {type(problem).__name__}",
+                                "check the network and HF_TOKEN") from problem
         if not file.is_file():
             raise WallError("the model folder has no tokenizer.json, so the fixed text cannot be turned into tokens",
                             "use a model folder with a fast tokenizer, or leave the quality check out")

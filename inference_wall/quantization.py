@@ -31,6 +31,8 @@ GIB = 2**30
 PREDICTORS = {"streamed": "streamed bytes", "loaded": "loaded bytes", "parameters": "parameters"}
 SAME = 0.01  # two predictions closer than this cannot be told apart
 CLOSE_PERCENT = 15.0  # the shape held where the bytes' prediction is off by no more than this
+NEITHER = 1.5  # a factor: where even the nearest prediction is off by more, no rule says what was measured
+WAITS_PERCENT = 60.0  # of the measured bandwidth: a step that uses less does not wait for bytes alone
 BIGGER = 1.05  # times the parameters: another model, not another format
 
 
@@ -43,26 +45,27 @@ def variants(arms: ArmSet) -> pd.DataFrame:
     """One row a testable arm, in the order of the plan. What is not known is null.
 
     Columns: arm, role (`base`, `same` model with fewer bits, `bigger` model, or `other`), model, dtype, real (weights of a checkpoint),
-    method and kernel (from the server's log), loaded_gb, streamed_gb (10^9 bytes), parameters, bits (streamed bits a parameter),
-    formats, kv_cache_tokens, full_requests (requests of the greatest length that fit), fixed_ms, fixed_low, fixed_high, slope_ms, r2, crossover,
-    fit_reason, batches, bandwidth_gb_s (the better of copy and read, measured before), effective_gb_s (streamed bytes over the fixed
-    term), of_bandwidth_percent, stream_ms (streamed bytes over bandwidth), one_ms (step time at a batch of one), flood_tok_s,
-    flood_req_s, flood_running, flood_n, flood_repeats, flood_low, flood_high (tok/s over the repeats), flood_kind, flood_valid.
+    method and kernel (from the server's log), loaded_gb, streamed_gb (10^9 bytes), bytes_reason (why those are null), parameters, bits (streamed
+    bits a parameter), formats, kv_cache_tokens, full_requests (requests of the greatest length that fit), fixed_ms, fixed_low, fixed_high,
+    slope_ms, slope_low, slope_high, r2, crossover (null where the line is in doubt), fit_reason, line_doubt (why the line is not to be relied on,
+    or null), batches, by_batch ({batch: measured step time, the median of the valid repeats}), one_ms (of a batch of one), largest_batch,
+    largest_ms, shared_ms and shared_by (the fixed term; the step of one sequence where the line is in doubt), bandwidth_gb_s (the better of copy
+    and read, measured before), bandwidth_threads, stream_ms (streamed bytes over bandwidth), effective_gb_s (streamed bytes over `shared_ms`),
+    of_bandwidth_percent, percent_reason (why that is null), flood_tok_s, flood_req_s, flood_running, flood_n, flood_repeats, flood_low,
+    flood_high (tok/s over the repeats), flood_kind, flood_valid.
     """
     known, first = fits(arms), base(arms)
     steps = cliff.steps_frame(arms)
+    steps = steps[steps["valid"].astype(bool)].dropna(subset="step_ms")
     rows = []
     for arm, run in arms.testable.items():
-        row = {"arm": arm, "role": "other", **_model(run), **_fitted(known[arm]), **_flood(run)}
-        bandwidth = (run.document["starts"][-1].get("bandwidth") or {}) if run.document["starts"] else {}
-        best = max((value for value in (bandwidth.get("copy_gb_s"), bandwidth.get("read_gb_s")) if value), default=None)
-        one = steps[(steps["arm"] == arm) & (steps["batch"] == 1) & steps["valid"].astype(bool)]["step_ms"].dropna().sort_values()
-        stream = row["streamed_gb"] / best * 1e3 if row["streamed_gb"] and best else None
-        effective = row["streamed_gb"] / row["fixed_ms"] * 1e3 if row["streamed_gb"] and row["fixed_ms"] and row["fixed_ms"] > 0 else None
-        row |= {"bandwidth_gb_s": best, "stream_ms": stream, "effective_gb_s": effective,
-                "of_bandwidth_percent": 100 * effective / best if effective and best else None,
-                "one_ms": float(one.iloc[(len(one) - 1) // 2]) if len(one) else None}
-        rows.append(row)
+        row = {"arm": arm, "role": "other", **_model(run), **_fitted(known[arm]), **_flood(run), **_bandwidth(run)}
+        measured = {int(batch): _lower_median(part["step_ms"]) for batch, part in steps[steps["arm"] == arm].groupby("batch")}
+        row |= {"by_batch": measured, "one_ms": measured.get(1), "largest_batch": max(measured, default=None), "line_doubt": line_doubt(known[arm])}
+        row["largest_ms"] = measured.get(row["largest_batch"])
+        if row["line_doubt"]:
+            row["crossover"] = None
+        rows.append(row | _share(row))
     frame = pd.DataFrame(rows, columns=COLUMNS).astype(object)
     frame = frame.where(frame.notna(), None)
     if first is not None:
@@ -70,10 +73,12 @@ def variants(arms: ArmSet) -> pd.DataFrame:
     return frame
 
 
-COLUMNS = ["arm", "role", "model", "dtype", "real", "method", "kernel", "loaded_gb", "streamed_gb", "parameters", "bits", "formats",
+COLUMNS = ["arm", "role", "model", "dtype", "real", "method", "kernel", "loaded_gb", "streamed_gb", "bytes_reason", "parameters", "bits", "formats",
            "kv_cache_tokens", "full_requests", "fixed_ms", "fixed_low", "fixed_high", "slope_ms", "slope_low", "slope_high", "r2", "crossover",
-           "fit_reason", "batches", "bandwidth_gb_s", "effective_gb_s", "of_bandwidth_percent", "stream_ms", "one_ms", "flood_tok_s",
+           "fit_reason", "line_doubt", "batches", "by_batch", "one_ms", "largest_batch", "largest_ms", "shared_ms", "shared_by", "bandwidth_gb_s",
+           "bandwidth_threads", "engine_threads", "stream_ms", "effective_gb_s", "of_bandwidth_percent", "percent_reason", "flood_tok_s",
            "flood_req_s", "flood_running", "flood_n", "flood_repeats", "flood_low", "flood_high", "flood_kind", "flood_valid"]
+FIXED, ONE = "fixed term", "step of one sequence"
 
 
 def fits(arms: ArmSet) -> dict[str, StepFit]:
@@ -83,15 +88,55 @@ def fits(arms: ArmSet) -> dict[str, StepFit]:
     return {arm: cliff.step_fit(steps[steps["arm"] == arm]) for arm in arms.testable}
 
 
+def line_doubt(fit: StepFit) -> str | None:
+    """Why a line must not be relied on, or null: there is none, or its points cannot tell one of its two terms from 0."""
+    if fit.fixed_ms is None or fit.slope_ms is None:
+        return fit.reason or "no fit"
+    for term, value, (low, high) in (("slope", fit.slope_ms, fit.slope_interval), ("fixed term", fit.fixed_ms, fit.fixed_interval)):
+        if low is not None and high is not None and low <= 0 <= high:
+            return f"the interval of its {term} includes 0"
+        if value <= 0:
+            return f"its {term} is not above 0"
+    return None
+
+
+def _lower_median(values: pd.Series) -> float:
+    return float(values.sort_values().iloc[(len(values) - 1) // 2])
+
+
+def _bandwidth(run: Run) -> dict[str, Any]:
+    """The better of copying and reading before the run, with how many threads, and how many the engine computes with, where it was told."""
+    start = run.document["starts"][-1] if run.document["starts"] else {}
+    measured = start.get("bandwidth") or {}
+    told = ((start.get("server") or {}).get("environment") or {}).get("OMP_NUM_THREADS")
+    return {"bandwidth_gb_s": max((value for value in (measured.get("copy_gb_s"), measured.get("read_gb_s")) if value), default=None),
+            "bandwidth_threads": measured.get("threads"), "engine_threads": int(told) if str(told or "").isdigit() else None}
+
+
+def _share(row: dict[str, Any]) -> dict[str, Any]:
+    """How much of the bandwidth the shared part of a step uses: its fixed term, or a step of one sequence where the line is in doubt."""
+    shared, by = (row["one_ms"], ONE) if row["line_doubt"] else (row["fixed_ms"], FIXED)
+    best, streamed = row["bandwidth_gb_s"], row["streamed_gb"]
+    effective = streamed / shared * 1e3 if streamed and shared else None
+    ours, its = row["bandwidth_threads"], row["engine_threads"]
+    reason = ("the streamed bytes are not known" if not streamed else "no step time of one sequence was measured" if not shared else
+              "the bandwidth was not measured" if not best else
+              f"the bandwidth was measured with {ours} thread{'s' * (ours != 1)}, and the engine computes with {its}"
+              if ours and its and ours != its else None)
+    return {"shared_ms": shared, "shared_by": by if shared else None, "stream_ms": streamed / best * 1e3 if streamed and best else None,
+            "effective_gb_s": effective, "of_bandwidth_percent": None if reason else 100 * effective / best, "percent_reason": reason}
+
+
 def _model(run: Run) -> dict[str, Any]:
     model, said = run.document["model"], run.said
     facts = model.get("facts") or {}
+    unseen = None if facts.get("streamed_bytes") else facts.get("reason") or "the record did not see the model's files"
     loaded = facts.get("loaded_bytes") or (said["weights_gib"] * GIB if said.get("weights_gib") else None)
     streamed, parameters = facts.get("streamed_bytes"), facts.get("parameters")
     return {"model": model.get("name"), "dtype": model.get("dtype"), "real": model.get("weights") == "checkpoint",
             "method": said.get("quantization"), "kernel": said.get("quantization_kernel"),
-            "loaded_gb": loaded / 1e9 if loaded else None, "streamed_gb": streamed / 1e9 if streamed else None, "parameters": parameters,
-            "bits": 8 * streamed / parameters if streamed and parameters else None, "formats": facts.get("by_format") or {},
+            "loaded_gb": loaded / 1e9 if loaded else None, "streamed_gb": streamed / 1e9 if streamed else None, "bytes_reason": unseen,
+            "parameters": parameters, "bits": 8 * streamed / parameters if streamed and parameters else None, "formats": facts.get("by_format") or {},
             "kv_cache_tokens": said.get("kv_cache_tokens"), "full_requests": said.get("max_concurrency")}
 
 
@@ -146,33 +191,44 @@ def by_role(rows: pd.DataFrame, role: str) -> dict[str, Any] | None:
 def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
     """Each variant against the base one (`rows`: from `variants`); empty where the base was not measured.
 
-    Columns: arm, role, real, `streamed`, `loaded`, `parameters` (predicted ratios of the fixed term), measured (ratio of the fixed terms),
-    low, high (its approximate 95 % interval, or null), slope, slope_low, slope_high (ratios of the slopes), one (ratio of step times at a batch
-    of one), flood (ratio of tokens/s), off_percent (measured over the streamed bytes' prediction, less 1), nearest (texts of the
-    nearest prediction and of those that cannot be told from it), says (`bytes`, `parameters` or `cannot tell`), reason.
+    Columns: arm, role, real, `streamed`, `loaded`, `parameters` (predicted ratios of what a step's sequences share), measured (ratio of the fixed
+    terms; of the steps of one sequence where a line is in doubt), measured_by (`FIXED` or `ONE`), low, high (its approximate 95 % interval, or
+    null), slope, slope_low, slope_high (ratios of the slopes; null where a line is in doubt), line_doubt (whose line, and why), one (ratio of step
+    times at a batch of one), largest (at the largest batch that both ran, `largest_batch`), flood (ratio of tokens/s), off_percent (measured
+    over the streamed bytes' prediction, less 1), waits_percent (share of the bandwidth that the base's step uses), waits_reason (why that is
+    null), nearest (texts of the nearest prediction and of those that cannot be told from it), says (`bytes`, `parameters`, `neither` or
+    `cannot tell`), reason.
     """
     start, found = by_role(rows, "base"), []
     if start is None:
         return pd.DataFrame(columns=PAIR_COLUMNS)
     for row in rows[rows["role"] != "base"].to_dict("records"):
-        measured, low, high = ratio_interval(row, start, "fixed")
-        slope, slope_low, slope_high = ratio_interval(row, start, "slope")
+        doubt = "; ".join(f"{each['arm']}: {each['line_doubt']}" for each in (start, row) if each["line_doubt"]) or None
+        one = _over(row["one_ms"], start["one_ms"])
+        measured, low, high = (one, None, None) if doubt else ratio_interval(row, start, "fixed")
+        slope, slope_low, slope_high = (None, None, None) if doubt else ratio_interval(row, start, "slope")
+        both = sorted(set(row["by_batch"] or {}) & set(start["by_batch"] or {}))
         predicted = {"streamed": _over(row["streamed_gb"], start["streamed_gb"]), "loaded": _over(row["loaded_gb"], start["loaded_gb"]),
                      "parameters": _over(row["parameters"], start["parameters"])}
         floods = row["flood_valid"] and start["flood_valid"] and row["flood_kind"] == start["flood_kind"]
-        flood = _over(row["flood_tok_s"], start["flood_tok_s"]) if floods else None
         bytes_ = predicted["streamed"] or predicted["loaded"]
-        found.append({"arm": row["arm"], "role": row["role"], "real": row["real"], **predicted, "measured": measured, "low": low, "high": high,
-                      "slope": slope, "slope_low": slope_low, "slope_high": slope_high, "one": _over(row["one_ms"], start["one_ms"]), "flood": flood,
-                      "off_percent": 100 * (measured / bytes_ - 1) if measured and bytes_ else None, **judge(predicted, measured, low, high)})
+        found.append({"arm": row["arm"], "role": row["role"], "real": row["real"], **predicted, "measured": measured,
+                      "measured_by": None if measured is None else ONE if doubt else FIXED, "low": low, "high": high,
+                      "slope": slope, "slope_low": slope_low, "slope_high": slope_high, "line_doubt": doubt, "one": one,
+                      "largest": _over(row["by_batch"][both[-1]], start["by_batch"][both[-1]]) if both else None,
+                      "largest_batch": both[-1] if both else None, "flood": _over(row["flood_tok_s"], start["flood_tok_s"]) if floods else None,
+                      "off_percent": 100 * (measured / bytes_ - 1) if measured and bytes_ else None,
+                      "waits_percent": start["of_bandwidth_percent"], "waits_reason": start["percent_reason"],
+                      **judge(predicted, measured, low, high)})
         if measured is None:
-            found[-1]["reason"] = row["fit_reason"] or start["fit_reason"] or "a fixed term that is not above 0 has no ratio"
+            found[-1]["reason"] = f"no usable line ({doubt}) and no steps of one sequence" if doubt else "one of the fixed terms is not known"
     frame = pd.DataFrame(found, columns=PAIR_COLUMNS).astype(object)
     return frame.where(frame.notna(), None)
 
 
-PAIR_COLUMNS = ["arm", "role", "real", "streamed", "loaded", "parameters", "measured", "low", "high", "slope", "slope_low", "slope_high", "one",
-                "flood", "off_percent", "nearest", "says", "reason"]
+PAIR_COLUMNS = ["arm", "role", "real", "streamed", "loaded", "parameters", "measured", "measured_by", "low", "high", "slope", "slope_low",
+                "slope_high", "line_doubt", "one", "largest", "largest_batch", "flood", "off_percent", "waits_percent", "waits_reason", "nearest",
+                "says", "reason"]
 
 
 def ratio_interval(over: dict[str, Any], under: dict[str, Any], term: str) -> tuple[float | None, float | None, float | None]:
@@ -192,8 +248,9 @@ def ratio_interval(over: dict[str, Any], under: dict[str, Any], term: str) -> tu
 def judge(predicted: dict[str, float | None], measured: float | None, low: float | None = None, high: float | None = None) -> dict[str, Any]:
     """Which prediction is nearest to the measured ratio: {"nearest": [texts], "says", "reason"}.
 
-    Distance is the factor between them, whichever way. Predictions within 1 percent of the nearest count with it. `says` is `cannot tell` where
-    parameters and bytes predict the same, or where the measured ratio's interval holds both.
+    Distance is the factor between them, whichever way. Predictions within 1 percent of the nearest count with it. `says` is `neither` where even
+    the nearest is off by more than the factor `NEITHER` and lies outside the interval; `cannot tell` where parameters and bytes predict the same,
+    are not both known, or are both within the interval.
     """
     known = {name: value for name, value in predicted.items() if value}
     nothing: dict[str, Any] = {"nearest": [], "says": "cannot tell", "reason": None}
@@ -203,32 +260,59 @@ def judge(predicted: dict[str, float | None], measured: float | None, low: float
     names = [name for name, value in known.items() if abs(math.log(value / known[best])) <= SAME]
     nearest = [PREDICTORS[name] for name in names]
     kinds = {"parameters" if name == "parameters" else "bytes" for name in names}
-    if len(kinds) > 1 or "parameters" not in known or len(known) == 1:
-        return nothing | {"nearest": nearest, "reason": "bytes and parameters do not predict different things here" if len(kinds) > 1 else
-                          "bytes and parameters are not both known"}
-    bytes_ = [value for name, value in known.items() if name != "parameters"]
-    if low is not None and high is not None and low <= known["parameters"] <= high and any(low <= value <= high for value in bytes_):
+    if "parameters" not in known or len(known) == 1:
+        return nothing | {"nearest": nearest, "reason": "bytes and parameters are not both known"}
+
+    def holds(value: float) -> bool:
+        return low is not None and high is not None and low <= value <= high
+
+    factor = math.exp(abs(math.log(known[best] / measured)))
+    if factor > NEITHER and not holds(known[best]):
+        return {"nearest": nearest, "says": "neither", "reason": f"the nearest prediction is off by a factor of {factor:.1f}"}
+    if len(kinds) > 1:
+        return nothing | {"nearest": nearest, "reason": "bytes and parameters do not predict different things here"}
+    if holds(known["parameters"]) and any(holds(value) for name, value in known.items() if name != "parameters"):
         return nothing | {"nearest": nearest, "reason": f"the interval of the measured ratio, {low:.2f} to {high:.2f}, holds both predictions"}
     return {"nearest": nearest, "says": kinds.pop(), "reason": None}
+
+
+def waits(pairs: pd.DataFrame) -> tuple[bool | None, str]:
+    """Does the unquantized step wait for its bytes? (true, false or null where it is not known, and a clause that says why).
+
+    It does where it uses at least `WAITS_PERCENT` of the measured bandwidth. If not, even a ratio just as predicted by bytes may have another cause.
+    """
+    if pairs.empty:
+        return None, "there is no pair of variants"
+    percent = pairs.iloc[0]["waits_percent"]
+    if percent is None:
+        return None, f"whether the unquantized step waits for its bytes is not known, because {pairs.iloc[0]['waits_reason']}"
+    if percent < WAITS_PERCENT:
+        return False, (f"the unquantized step uses {percent:.0f} percent of the bandwidth, so it does not wait for bytes alone; fewer bits also "
+                       "change the arithmetic")
+    return True, f"the unquantized step uses {percent:.0f} percent of the bandwidth"
 
 
 def verdict(pairs: pd.DataFrame) -> tuple[str, str]:
     """Did "bytes, not parameters, set the speed" hold? (`held`, `moved`, `did not hold` or `not measured here`, and because of what).
 
-    Held: in every pair that can tell, bytes are nearest, and the streamed bytes' prediction is off by at most `CLOSE_PERCENT`. Moved: bytes are
-    nearest everywhere, but further off. Did not hold: parameters are nearest in at least one pair.
+    Held: in every pair that can tell, bytes are nearest, the streamed bytes' prediction is off by at most `CLOSE_PERCENT`, and the unquantized step
+    waits for its bytes (`waits`). Moved: bytes are nearest everywhere, but further off, or the step does not wait for them, or it is not known
+    whether it does. Did not hold: parameters are nearest, or neither is near, in at least one pair.
     """
     telling = [row for row in pairs.to_dict("records") if row["says"] != "cannot tell"]
     if not telling:
         reasons = [f"{row['arm']}: {row['reason']}" for row in pairs.to_dict("records") if row["reason"]]
         return "not measured here", "; ".join(reasons) or "there is no second variant on this rig"
     words = [f"{row['arm']}: measured {row['measured']:.2f}, " + ", ".join(f"{PREDICTORS[name]} {row[name]:.2f}" for name in PREDICTORS if row[name])
-             for row in telling]
-    if any(row["says"] == "parameters" for row in telling):
+             + (f" ({row['reason']})" if row["reason"] else "") for row in telling]
+    if any(row["says"] != "bytes" for row in telling):
         return "did not hold", "; ".join(words)
+    waiting, because = waits(pairs)
+    if not waiting:
+        return "moved", "; ".join([*words, because])
     close = all(abs(row["off_percent"]) <= CLOSE_PERCENT or (row["low"] is not None and row["low"] <= row["streamed"] <= row["high"])
                 for row in telling if row["streamed"]) and any(row["streamed"] for row in telling)
-    return "held" if close else "moved", "; ".join(words)
+    return "held" if close else "moved", "; ".join([*words, because])
 
 
 def _over(value: Any, under: Any) -> float | None:

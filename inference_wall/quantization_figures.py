@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from . import chart
+from . import chart, quantization
 from .chart import BLUE, GREEN, GREY, OCHRE, ORANGE, PURPLE, RED, TEAL, digits, log_ticks, set_words
 from .cliff import StepFit
 
@@ -100,6 +100,7 @@ def step_lines(rows: pd.DataFrame, steps: pd.DataFrame, fits: dict[str, StepFit]
         return nothing("no step time was measured", "step_time.csv")
     figure = _canvas("batch: sequences in the step", "step time, ms", height=460)
     largest, words = float(known["batch"].max()), ["Time of one step against the number of sequences in it, one line a variant"]
+    doubts = dict(zip(rows["arm"], rows["line_doubt"], strict=True))
     for arm, paint in colours(rows).items():
         part, fit = known[known["arm"] == arm], fits.get(arm)
         if part.empty:
@@ -107,10 +108,11 @@ def step_lines(rows: pd.DataFrame, steps: pd.DataFrame, fits: dict[str, StepFit]
             continue
         if fit is not None and fit.fixed_ms is not None:
             span = np.array([0.0, largest * 1.05])
+            poor = f", a poor description: {doubts[arm]}" if doubts[arm] else ""
             figure.add_scatter(x=_short(span), y=_short(fit.step_ms(span)), mode="lines", name=f"{arm}, fit", legendgroup=arm, showlegend=False,
-                               line={"color": paint, "width": 2},
-                               hovertemplate=f"{arm}, fit: {digits(fit.fixed_ms)} ms + batch × {digits(fit.slope_ms)} ms<extra></extra>")
-            words.append(f"{arm}: {digits(fit.fixed_ms)} ms and {digits(fit.slope_ms)} ms for each sequence ({fit.n} points)")
+                               line={"color": paint, "width": 2, "dash": "dot" if doubts[arm] else "solid"},
+                               hovertemplate=f"{arm}, fit: {digits(fit.fixed_ms)} ms + batch × {digits(fit.slope_ms)} ms{poor}<extra></extra>")
+            words.append(f"{arm}: {digits(fit.fixed_ms)} ms and {digits(fit.slope_ms)} ms for each sequence ({fit.n} points){poor}")
         else:
             words.append(f"{arm}: no fit, {fit.reason if fit is not None else 'not measured'}")
         valid = part["valid"].astype(bool)
@@ -129,15 +131,15 @@ def step_lines(rows: pd.DataFrame, steps: pd.DataFrame, fits: dict[str, StepFit]
 
 
 def ratios(pairs: pd.DataFrame, published: pd.DataFrame | None = None) -> go.Figure:
-    """Predicted and measured ratios of the fixed term, one row a pair of variants; the author's pair below, marked as published."""
+    """Predicted and measured ratios of the shared part of a step, one row a pair of variants; the author's pair below, marked as published."""
     both = [(pairs, "", RED)] + ([(published, "A10G, ", ORANGE)] if published is not None else [])
     shown = [(row, prefix, paint) for frame, prefix, paint in both for row in frame.to_dict("records")
              if any(row[name] is not None for name in (*MARKS, "measured"))]
     if not shown:
         return nothing("there is no second variant to compare with", "ratios.csv")
-    figure = _canvas("fixed term / unquantized", "", height=190 + 62 * len(shown))
+    figure = _canvas("step time / unquantized", "", height=190 + 62 * len(shown))
     labels = [f"{prefix.rstrip(', ')}<br>published" if prefix else _wrapped(row["arm"]) for row, prefix, _ in shown]
-    words = ["Ratio of the fixed term of a step, variant over the unquantized one: what each rule predicts, and what was measured"]
+    words = ["Ratio of the shared part of a step, variant over the unquantized one: what each rule predicts, and what was measured"]
     for name, (title, symbol) in MARKS.items():
         points = [(row[name], label, prefix + row["arm"]) for (row, prefix, _), label in zip(shown, labels, strict=True) if row[name] is not None]
         if points:
@@ -174,14 +176,15 @@ def _reach(row: dict[str, Any], end: str) -> float:
 
 
 def _interval(row: dict[str, Any]) -> str:
-    return "no interval" if row["low"] is None else f"about 95 %: {row['low']:.2f} to {row['high']:.2f}"
+    by = f"{row['measured_by']}s" if row["measured_by"] == quantization.FIXED else "steps of one sequence"
+    return f"by {by}, " + ("no interval" if row["low"] is None else f"about 95 %: {row['low']:.2f} to {row['high']:.2f}")
 
 
 # --- 4: throughput ----------------------------------------------------------------------------------------------------
 
 
 def throughput(rows: pd.DataFrame, steps: pd.DataFrame, fits: dict[str, StepFit]) -> go.Figure:
-    """Tokens/s against batch: decode alone (batch / step) with the fit's curve, and the flood at the batch that ran on average."""
+    """Tokens/s against batch: decode alone (batch / step), the curve of a fit that can be relied on, and the flood at its average batch."""
     known = steps[steps["tok_s"].notna()]
     floods = rows[rows["flood_tok_s"].notna() & rows["flood_running"].notna()]
     if known.empty and floods.empty:
@@ -189,6 +192,7 @@ def throughput(rows: pd.DataFrame, steps: pd.DataFrame, fits: dict[str, StepFit]
     figure = _canvas("running batch", "output tokens/s", height=460)
     words = ["Output tokens per second against running batch, both axes logarithmic: decode alone, and floods, which also read prompts"]
     xs = [*known["batch"].astype(float), *floods["flood_running"].astype(float)]
+    doubts = dict(zip(rows["arm"], rows["line_doubt"], strict=True))
     for arm, paint in colours(rows).items():
         part, fit = known[known["arm"] == arm].sort_values("batch"), fits.get(arm)
         if len(part):
@@ -200,7 +204,7 @@ def throughput(rows: pd.DataFrame, steps: pd.DataFrame, fits: dict[str, StepFit]
                 hovertemplate="<b>%{fullData.name}</b>, batch %{x}<br>%{y:,.4~r} tokens/s<br>%{customdata[3]}<extra></extra>")
             words.append(f"{arm}, decode alone: {digits(part['tok_s'].iloc[0])} at a batch of {part['batch'].iloc[0]:g}, "
                          f"{digits(part['tok_s'].iloc[-1])} at {part['batch'].iloc[-1]:g}")
-        if len(part) and fit is not None and fit.fixed_ms is not None and fit.fixed_ms + fit.slope_ms > 0:
+        if len(part) and fit is not None and not doubts[arm]:
             span = np.geomspace(max(1.0, part["batch"].min()), max(part["batch"].max(), 1.0), 30)
             figure.add_scatter(x=_short(span), y=_short(fit.tok_s(span)), mode="lines", name=f"{arm}, fit", legendgroup=arm, showlegend=False,
                                line={"color": paint, "width": 1.5}, hoverinfo="skip")
@@ -225,24 +229,30 @@ def throughput(rows: pd.DataFrame, steps: pd.DataFrame, fits: dict[str, StepFit]
 def relative(rows: pd.DataFrame, fits: dict[str, StepFit], published: pd.DataFrame) -> go.Figure:
     """Tokens/s of each variant over those of the unquantized one at the same batch, from the fits; and over floods. 1 is no difference.
 
-    The batch is divided by the unquantized variant's crossover (fixed term over slope), so that unlike machines share the axis.
+    The batch is divided by the unquantized variant's crossover (fixed term over slope), so that unlike machines share the axis. A line that cannot
+    be relied on is not drawn. Floods stand at the right edge.
     """
     figure = _canvas("batch / crossover of unquantized", "tokens/s / unquantized", height=440)
     words = ["Tokens per second of a variant over those of the unquantized one at the same batch, from the step fits, and in floods"]
-    ours = {arm: (fit.fixed_ms, fit.slope_ms) for arm, fit in fits.items()}
+    doubts = dict(zip(rows["arm"], rows["line_doubt"], strict=True))
+    ours = {arm: (fit.fixed_ms, fit.slope_ms) for arm, fit in fits.items() if not doubts.get(arm)}
     theirs = {row["arm"]: (row["fixed_ms"], row["slope_ms"]) for row in published.to_dict("records")}
     for frame, lines, prefix in ((rows, ours, ""), (published, theirs, "A10G (published), ")):
         start = frame[frame["role"] == "base"]
-        if start.empty or not _positive(lines.get(start.iloc[0]["arm"])):
-            words.append(f"{prefix or 'this rig, '}nothing to draw: the unquantized variant has no line with both terms above 0")
+        if start.empty:
+            words.append(f"{prefix or 'this rig, '}nothing to draw: the unquantized variant was not measured")
             continue
         first = start.iloc[0]
-        fixed, slope = lines[first["arm"]]
-        span = np.geomspace(0.02, 5, 40)
+        line = lines.get(first["arm"])
+        if not _positive(line):
+            words.append(f"{prefix or 'this rig, '}no lines: that of the unquantized variant cannot be relied on")
         paints = colours(rows) if not prefix else {}
         for row in frame[frame["role"] != "base"].to_dict("records"):
             paint, own = paints.get(row["arm"], ORANGE), lines.get(row["arm"])
-            if _positive(own):
+            if _positive(line) and not _positive(own):
+                words.append(f"{prefix}{row['arm']}, no line: its own cannot be relied on")
+            elif _positive(line):
+                (fixed, slope), span = line, np.geomspace(0.02, EDGE, 40)
                 batch = span * fixed / slope
                 y = (fixed + slope * batch) / (own[0] + own[1] * batch)
                 figure.add_scatter(x=_short(span), y=_short(y), mode="lines", name=f"{prefix}{row['arm']}, steps",
@@ -250,18 +260,22 @@ def relative(rows: pd.DataFrame, fits: dict[str, StepFit], published: pd.DataFra
                                    hovertemplate="<b>%{fullData.name}</b><br>%{y:.3~r} times the tokens/s"
                                                  "<br>at %{x:.3~r} of the crossover<extra></extra>")
                 words.append(f"{prefix}{row['arm']}, steps: {fixed / own[0]:.2f} for a small batch, {slope / own[1]:.2f} for a large one")
-            if row["flood_tok_s"] is not None and first["flood_tok_s"] and row["flood_valid"] and first["flood_valid"]:
+            valid = row["flood_valid"] and first["flood_valid"] and row["flood_kind"] == first["flood_kind"]
+            if valid and row["flood_tok_s"] is not None and first["flood_tok_s"]:
                 share = row["flood_tok_s"] / first["flood_tok_s"]
-                figure.add_scatter(x=[5.0], y=_short([share]), mode="markers", name=f"{prefix}{row['arm']}, flood", legendgroup=prefix + row["arm"],
+                figure.add_scatter(x=[EDGE], y=_short([share]), mode="markers", name=f"{prefix}{row['arm']}, flood", legendgroup=prefix + row["arm"],
                                    marker={"color": paint, "size": 13, "symbol": "star"},
                                    hovertemplate="<b>%{fullData.name}</b><br>%{y:.3~r} times the tokens/s<extra></extra>")
                 words.append(f"{prefix}{row['arm']}, flood: {share:.2f}")
     if not figure.data:
         return nothing("; ".join(words[1:]) or "nothing was measured", "relative.csv")
     figure.add_hline(y=1, line={"color": GREY, "dash": "longdash", "width": 1.5})
-    figure.update_xaxes(type="log", **log_ticks([0.02, 5]))
+    figure.update_xaxes(type="log", **log_ticks([0.02, EDGE]))
     figure.update_yaxes(rangemode="tozero")
     return set_words(figure, words, "relative.csv")
+
+
+EDGE = 5.0  # crossovers: the right end of the axis
 
 
 def _positive(line: tuple[float | None, float | None] | None) -> bool:

@@ -67,6 +67,24 @@ def _formats(row: dict[str, Any]) -> str:
     return ", ".join(parts) or "not known"
 
 
+def floor_sentence(found: Findings) -> str:
+    """What bytes over bandwidth allow for the unquantized variant, or why that is not known."""
+    start = found.role("base")
+    if start is None:
+        return "The unquantized variant was not measured, so no bound in milliseconds can be given."
+    if start["bandwidth_gb_s"] is None:
+        return "The bandwidth of this machine was not measured, so no bound in milliseconds can be given."
+    count = start["bandwidth_threads"]
+    threads = f" with {count:.0f} thread{'s' if count != 1 else ''}" if count else ""
+    text = (f"Just before the first server started, this machine moved memory at {start['bandwidth_gb_s']:.1f} GB/s{threads}, the better of copying "
+            "and reading. ")
+    if start["stream_ms"] is None:
+        return (f"{text}How many bytes a step of `{start['arm']}` streams is not known: {start['bytes_reason']}. So no bound in "
+                "milliseconds can be given.")
+    return (f"{text}The unquantized variant streams {start['streamed_gb']:.2f} GB a step. So a step of it takes at least "
+            f"**{digits(start['stream_ms'])} ms**, however few sequences share it. The table above has the same bound for the others.")
+
+
 def bound_sentence(found: Findings) -> str:
     """The prediction of each rule for each pair, before any measurement."""
     parts = []
@@ -75,7 +93,8 @@ def bound_sentence(found: Findings) -> str:
         parts.append(f"For `{pair['arm']}`: {', '.join(known) or 'nothing can be predicted, since its files are not known'}.")
     if not parts:
         return "This rig has no pair of variants with a record, so the rules have nothing to predict here."
-    return ("The fixed term of a variant, over that of the unquantized one, should be the ratio of whatever sets it. " + " ".join(parts))
+    return ("What a step of a variant takes for all its sequences together, over that of the unquantized one, should be the ratio of whatever sets "
+            "it. " + " ".join(parts))
 
 
 def kernels_table(found: Findings) -> str:
@@ -125,56 +144,103 @@ def kernel_sentence(found: Findings) -> str:
 
 
 def steps_table(found: Findings) -> str:
-    """The line of each variant: fixed term, slope, their intervals, step time at a batch of one, and the bandwidth that the fixed term implies."""
+    """The line of each variant with its intervals, measured steps of the smallest and the largest batch, and the bandwidth that they imply."""
     rows = [(row["arm"], _ranged(row["fixed_ms"], row["fixed_low"], row["fixed_high"], row["fit_reason"]),
              _ranged(row["slope_ms"], row["slope_low"], row["slope_high"], row["fit_reason"]), _unit(row["one_ms"], "ms"),
-             _unit(row["effective_gb_s"], "GB/s"), "–" if row["of_bandwidth_percent"] is None else f"{row['of_bandwidth_percent']:.0f} %")
+             "–" if row["largest_ms"] is None else f"{digits(row['largest_ms'])} ms ({row['largest_batch']:.0f})",
+             "–" if row["effective_gb_s"] is None else f"{digits(row['effective_gb_s'])} GB/s, by {SHORT[row['shared_by']]}",
+             "–" if row["of_bandwidth_percent"] is None else f"{row['of_bandwidth_percent']:.0f} %")
             for row in found.rows.to_dict("records")]
-    return tables.plain_table(["variant", "fixed term, ms", "for each sequence, ms", "step of a batch of 1", "streamed bytes over fixed term",
-                                "of the measured bandwidth"], rows, "part_5_steps.csv")
+    return tables.plain_table(["variant", "fixed term, ms", "for each sequence, ms", "step of a batch of 1", "step of the largest batch",
+                                "streamed bytes over time", "of the measured bandwidth"], rows, "part_5_steps.csv")
+
+
+SHORT = {quantization.FIXED: "fixed term", quantization.ONE: "step of 1"}
+
+
+def line_sentence(found: Findings) -> str:
+    """Whether a straight line describes the steps, and what is compared where it does not."""
+    rows = [row for row in found.rows.to_dict("records") if row["by_batch"]]
+    if not rows:
+        return "No step time was measured, so there is no line."
+    doubts = [f"`{row['arm']}` ({row['line_doubt']})" for row in rows if row["line_doubt"]]
+    if not doubts:
+        return "In each line the points tell both terms from 0. So the fixed terms are compared below."
+    return (f"**There is no line to rely on for {_listed(doubts)}.** Two terms of such a line are not two costs. Where one of these variants takes "
+            "part, this page compares measured steps instead: those of one sequence, which stream the same bytes, and those of the largest batch.")
 
 
 def thesis_sentence(found: Findings) -> str:
     """Which rule was nearest for each pair, and whether the thesis of the series held on this rig."""
-    verdict, _ = found.verdict
-    parts = []
-    for pair in found.pairs.to_dict("records"):
+    parts, pairs = [], found.pairs.to_dict("records")
+    for pair in pairs:
         if pair["measured"] is None:
             parts.append(f"`{pair['arm']}`: no ratio, because {pair['reason']}.")
             continue
-        interval = f" (about 95 percent: {pair['low']:.2f} to {pair['high']:.2f})" if pair["low"] is not None else ""
-        near = f"Nearest: {' and '.join(pair['nearest'])}." if pair["nearest"] else ""
-        doubt = f" It cannot tell bytes from parameters: {pair['reason']}." if pair["says"] == "cannot tell" and pair["reason"] else ""
-        parts.append(f"`{pair['arm']}`: measured **{pair['measured']:.2f}**{interval}. {near}{doubt}")
-    close = f"{quantization.CLOSE_PERCENT:.0f} percent"
-    ends = {"held": f"**The thesis held here:** in every pair that can tell, bytes are nearest, within {close} or within the interval.",
-            "moved": f"**The thesis held in direction only:** bytes are nearer than parameters, but off by more than {close}.",
-            "did not hold": "**The thesis did not hold on this rig:** for at least one pair the number of parameters was the better guide.",
-            "not measured here": "**Not decided here:** no pair of variants on this rig can tell bytes from parameters."}
-    return "\n".join([*(f"- {part}" for part in parts), "", ends[verdict]])
+        by = "fixed terms" if pair["measured_by"] == quantization.FIXED else "steps of one sequence"
+        interval = f"about 95 percent: {pair['low']:.2f} to {pair['high']:.2f}" if pair["low"] is not None else "no interval"
+        near = f" Nearest: {' and '.join(pair['nearest'])}." if pair["nearest"] else ""
+        doubt = {"cannot tell": " It cannot tell bytes from parameters: ", "neither": " That is not near: "}.get(pair["says"])
+        parts.append(f"`{pair['arm']}`: measured **{pair['measured']:.2f}** by {by} ({interval}).{near}" +
+                     (f"{doubt}{pair['reason']}." if doubt and pair["reason"] else ""))
+    return "\n".join([*(f"- {part}" for part in parts), "", _end(found)])
+
+
+def _end(found: Findings) -> str:
+    """The verdict as a sentence."""
+    verdict, _ = found.verdict
+    pairs, close = found.pairs.to_dict("records"), f"{quantization.CLOSE_PERCENT:.0f} percent"
+    if verdict == "not measured here":
+        return "**Not decided here:** no pair of variants on this rig can tell bytes from parameters."
+    waiting, because = quantization.waits(found.pairs)
+    if verdict == "held":
+        return (f"**The thesis held here:** in every pair that can tell, bytes are nearest, within {close} or within the interval. And {because}: it "
+                "waits for bytes.")
+    if verdict == "moved":
+        if not waiting:
+            return f"**Bytes came nearest, and that is no proof here:** {because}."
+        return f"**The thesis held in direction only:** bytes are nearer than parameters, but off by more than {close}."
+    names = {kind: [f"`{pair['arm']}`" for pair in pairs if pair["says"] == kind] for kind in ("parameters", "neither")}
+    why = [f"for {_listed(names['parameters'])} the number of parameters came nearer than bytes"] if names["parameters"] else []
+    why += [f"for {_listed(names['neither'])} no rule comes within a factor of {quantization.NEITHER:g}"] if names["neither"] else []
+    return f"**The thesis did not hold on this rig:** {'; '.join(why)}."
 
 
 def bandwidth_sentence(found: Findings) -> str:
-    """How near the fixed terms come to what bytes over bandwidth allow, and what that says about the machine's limit."""
-    known = [row for row in found.rows.to_dict("records") if row["of_bandwidth_percent"] is not None]
+    """How near the steps come to what bytes over bandwidth allow, and what that says about the machine's limit."""
+    rows = found.rows.to_dict("records")
+    known = [row for row in rows if row["of_bandwidth_percent"] is not None]
     if not known:
-        return "Whether the fixed terms are a matter of bytes cannot be said: bytes, bandwidth or fit are missing."
-    parts = ", ".join(f"`{row['arm']}` {row['of_bandwidth_percent']:.0f} percent" for row in known)
+        why = list(dict.fromkeys(row["percent_reason"] for row in rows if row["percent_reason"]))
+        return f"Whether the steps are a matter of bytes cannot be said{': ' + '; '.join(why) if why else ''}."
+    parts = _listed([f"`{row['arm']}` {row['of_bandwidth_percent']:.0f} percent" +
+                     (" (of a step of one sequence)" if row["shared_by"] == quantization.ONE else "") for row in known])
     text = f"Streamed bytes over the fixed term, as a share of the bandwidth measured before the run: {parts}. "
+    if all(row["shared_by"] == quantization.ONE for row in known):
+        text = text.replace("over the fixed term", "over the time of a step of one sequence").replace(" (of a step of one sequence)", "")
     start = found.role("base")
     first = start["of_bandwidth_percent"] if start else None
-    fewer = [row for row in known if row["role"] != "base"]
-    if any(row["of_bandwidth_percent"] > 100 for row in known):
-        text += ("More than 100 percent means that part of the weights stayed in a cache of the processor between two steps, or that the fit's fixed "
-                 "term is off. ")
-    if first is not None and fewer and all(row["of_bandwidth_percent"] < 0.8 * first for row in fewer):
-        text += ("With fewer bits the share falls. So with fewer bits the step waits for something else than bytes: for arithmetic, or for the "
-                 "software between operators, which is the same whatever the weights weigh.")
-    elif first is not None and fewer and all(row["of_bandwidth_percent"] >= 0.8 * first for row in fewer):
-        text += "It stays about the same in every format, which is what one expects of a step that waits for its bytes."
-    else:
-        text += "The share is not the same in all formats, and there is no one rule in it."
-    return text
+    shares = [row["of_bandwidth_percent"] for row in known]
+    fewer = [row["of_bandwidth_percent"] for row in known if row["role"] != "base"]
+    if any(share > 100 for share in shares):
+        text += ("More than 100 percent means that part of the weights stayed in a cache of the processor between two steps, or that the time is "
+                 "off. ")
+    if first is None or not fewer:
+        return text + "So the share of the unquantized variant cannot be compared with another."
+    already = "" if first >= quantization.WAITS_PERCENT else "Already the unquantized step does not wait for memory alone. "
+    if all(share < ALIKE * first for share in fewer):
+        return (f"{text}{already}With fewer bits the share falls. So with fewer bits the step waits for something else than bytes: for arithmetic, "
+                "or for the software between operators. A format may also add work, such as rounding the inputs.")
+    if all(ALIKE * first <= share <= first / ALIKE for share in fewer):
+        if all(share >= NEAR_PERCENT for share in shares):
+            return text + "It stays about the same in every format, which is what one expects of a step that waits for its bytes."
+        if max(shares) < quantization.WAITS_PERCENT:
+            return text + "It stays about the same, far below the bandwidth: these steps do not wait for memory alone."
+        return text + "It stays about the same, short of the bandwidth: bytes are part of what these steps wait for, perhaps not all."
+    return f"{text}{already}The share is not the same in all formats, and there is no one rule in it."
+
+
+ALIKE, NEAR_PERCENT = 0.8, 70.0  # shares within this factor of the unquantized one's are called about the same; from this share on, near
 
 
 def same_sentence(found: Findings) -> str:
@@ -187,6 +253,8 @@ def same_sentence(found: Findings) -> str:
         parts.append(f"a step of one sequence takes {pair['one']:.2f} times as long ({digits(row['one_ms'])} against {digits(start['one_ms'])} ms)")
     if pair["slope"] is not None:
         parts.append(f"each further sequence costs {pair['slope']:.2f} times as much")
+    elif pair["largest"] is not None and pair["largest_batch"] > 1:
+        parts.append(f"a step of {pair['largest_batch']:.0f} sequences takes {pair['largest']:.2f} times as long")
     if pair["flood"] is not None:
         parts.append(f"the flood gives {pair['flood']:.2f} times the tokens a second")
     if not parts:
@@ -199,15 +267,29 @@ def bigger_sentence(found: Findings) -> str:
     pair, row, start = found.pair("bigger"), found.role("bigger"), found.role("base")
     if pair is None or row is None or start is None:
         return "**A bigger model in fewer bits was not measured on this rig.**"
-    size = f"{pair['parameters']:.2f} times the parameters" if pair["parameters"] else "more bytes to load"
-    streamed = f" and {pair['streamed']:.2f} times the streamed bytes" if pair["streamed"] else ""
-    text = f"`{row['arm']}` has {size}{streamed} of `{start['arm']}`."
+    sizes = [f"{pair[name]:.2f} times the {quantization.PREDICTORS[name]}" for name in ("parameters", "streamed") if pair[name]]
+    sizes = sizes or ([f"{pair['loaded']:.2f} times the loaded bytes"] if pair["loaded"] else [])
+    text = f"`{row['arm']}` has {_listed(sizes)} of `{start['arm']}`." if sizes else f"`{row['arm']}` is bigger than `{start['arm']}`."
     if pair["flood"] is None:
         return text + " Their floods cannot be compared: one was not measured or is not valid."
     text += f" In the flood it gives **{100 * pair['flood']:.0f} percent** of the tokens a second."
     if pair["parameters"] and pair["streamed"]:
         text += f" Streamed bytes alone would let one expect {100 / pair['streamed']:.0f} percent, parameters {100 / pair['parameters']:.0f}."
     return text
+
+
+def relative_sentence(found: Findings) -> str:
+    """Which lines of this rig the last figure can draw."""
+    rows = found.rows.to_dict("records")
+    start, others = found.role("base"), [row for row in rows if row["role"] != "base"]
+    if start is None or not others:
+        return "This rig has no pair of variants to draw beside the published one."
+    doubts = [f"`{row['arm']}` ({row['line_doubt']})" for row in (start, *others) if row["line_doubt"]]
+    if not doubts:
+        return "This rig's lines come from the fits above."
+    if start["line_doubt"] or len(doubts) == len(others):
+        return f"This rig has no line in the figure, since none can be relied on for {_listed(doubts)}. Its stars are drawn where floods are valid."
+    return f"No line is drawn for {_listed(doubts)}."
 
 
 def room_sentence(found: Findings) -> str:

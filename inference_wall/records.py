@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,8 @@ SEAL = "COMPLETE"
 TRACE = "trace.json.gz"  # in the folder of a point; in a record it carries the point's number
 STATISTICS = ("n", "mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms")
 # The parts of the instrument that decide what a record says. Figures, prose and the site do not.
-INSTRUMENT = ("engines", "jobs", "load", "measure", "percentiles", "plans", "probe", "quality", "quantized", "records", "rigs", "samples", "server",
-              "stats", "watch")
+INSTRUMENT = ("engines", "hardware", "jobs", "knee", "load", "measure", "percentiles", "plans", "probe", "quality", "quantized", "records", "rigs",
+              "run_document", "samples", "server", "stats", "trace", "trace_excerpt", "trace_file", "watch", "weights")
 
 _SCHEMAS = {
     "requests": pa.schema([
@@ -87,14 +87,17 @@ def _disk_errors(what: str) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Strict JSON: a NaN or an infinity is a ValueError, never a file."""
-    path.write_text(json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Strict JSON, whole or not at all: a NaN or an infinity is a ValueError, a kill in the middle leaves the old file."""
+    building = path.with_name(f".{path.name}.writing")
+    building.write_text(json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(building, path)
 
 
 def _write_frame(path: Path, frame: pd.DataFrame, name: str) -> None:
     schema = _SCHEMAS.get(name)
-    if schema is None:  # metrics: the time and one float column a counter
-        schema = pa.schema([("time", pa.int64()), *((column, pa.float64()) for column in frame.columns if column != "time")])
+    if schema is None:  # metrics: point, time, and one float column a counter
+        schema = pa.schema([("point", pa.int16()), ("time", pa.int64()),
+                            *((column, pa.float64()) for column in frame.columns if column not in ("point", "time"))])
     table = pa.Table.from_pandas(frame.reindex(columns=schema.names), schema=schema, preserve_index=False)
     times = [column for column in ("intended", "sent", "first_token", "end", "time") if column in schema.names]
     # Times rise by small steps: as differences they take a byte or two each instead of eight.
@@ -137,18 +140,48 @@ class Draft:
         self.folder = folder
 
     @classmethod
-    def open(cls, post: str, rig: str, arm: str, identity: dict[str, Any], where: Path | None = None) -> Draft:
-        """The unfinished run with this identity, or a new one. Leftovers of a point that was being written are removed."""
+    def open(cls, post: str, rig: str, arm: str, identity: dict[str, Any], where: Path | None = None, since: str | None = None) -> Draft:
+        """The unfinished run with this identity, or a new one. Leftovers of a point that was being written are removed.
+
+        `since` (ISO time): an unfinished run that was begun earlier is thrown away, since its points are older than what is wanted.
+        """
         parent = (where or benchmarks() / "local") / post / rig
         draft = cls(parent / f"{arm}-{run_id(identity)[:8]}.partial")
         with _disk_errors(str(draft.folder)):
+            for done in parent.glob("*.done"):
+                shutil.rmtree(done)
+            started = draft.started
+            if draft.folder.is_dir() and (started is None or started < (since or "") or draft.final.is_dir()):
+                shutil.rmtree(draft.folder)
             (draft.folder / "points").mkdir(parents=True, exist_ok=True)
             if not (draft.folder / "identity.json").is_file():
-                write_json(draft.folder / "identity.json", {"run_id": run_id(identity), "started": now(), **identity})
+                moment = datetime.now(UTC)
+                while draft.named(moment.isoformat()).exists():  # a record of the same second keeps its name
+                    moment += timedelta(seconds=1)
+                write_json(draft.folder / "identity.json",
+                           {"run_id": run_id(identity), "started": moment.isoformat(timespec="seconds"), **identity})
             for path in (draft.folder / "points").iterdir():
                 if path.name.endswith(".writing") or seal_problem(path):
                     shutil.rmtree(path)
         return draft
+
+    @property
+    def started(self) -> str | None:
+        """ISO time of the first start of this run; null where the draft is not there or cannot be read."""
+        try:
+            return json.loads((self.folder / "identity.json").read_text(encoding="utf-8"))["started"]
+        except (OSError, ValueError, KeyError):
+            return None
+
+    @property
+    def final(self) -> Path:
+        """The folder of the record that this draft becomes."""
+        return self.named(self.started or now())
+
+    def named(self, moment: str) -> Path:
+        """The record's folder for a start at that ISO time."""
+        arm, short = self.folder.name.removesuffix(".partial").rsplit("-", 1)
+        return self.folder.with_name(f"{arm}-{short}-{stamp(moment)}")
 
     @property
     def done(self) -> list[int]:
@@ -164,7 +197,7 @@ class Draft:
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir()
             for name, frame in zip(FRAMES, (requests, chunks, metrics), strict=True):
-                _write_frame(building / f"{name}.parquet", frame.assign(point=index) if name != "metrics" else frame, name)
+                _write_frame(building / f"{name}.parquet", frame.assign(point=index), name)
             if trace is not None:
                 shutil.copyfile(trace, building / TRACE)
             write_json(building / "point.json", document)
@@ -176,8 +209,7 @@ class Draft:
     def finish(self, document: dict[str, Any], logs: dict[str, str]) -> Path:
         """Join the points into one sealed record, remove the draft, return the record's folder. `logs`: text by name."""
         identity = json.loads((self.folder / "identity.json").read_text(encoding="utf-8"))
-        arm, short = self.folder.name.removesuffix(".partial").rsplit("-", 1)
-        final = self.folder.with_name(f"{arm}-{short}-{stamp(identity['started'])}")
+        final = self.final
         building = final.with_name(final.name + ".writing")
         with _disk_errors(str(final)):
             shutil.rmtree(building, ignore_errors=True)
@@ -185,9 +217,7 @@ class Draft:
             for name in FRAMES:
                 parts = [pq.read_table(self.folder / "points" / f"{index:04d}" / f"{name}.parquet").to_pandas() for index in self.done]
                 # An arm that was refused has no points.
-                joined = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"time": []})
-                # Neighbouring points share the sample at their border.
-                joined = joined.drop_duplicates("time", ignore_index=True) if name == "metrics" else joined
+                joined = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"point": [], "time": []})
                 _write_frame(building / f"{name}.parquet", joined, name)
             for index in self.done:
                 if (trace := self.folder / "points" / f"{index:04d}" / TRACE).is_file():
@@ -201,7 +231,10 @@ class Draft:
                 for name, text in logs.items():
                     packer.write(f"==> {name} <==\n{text}\n".encode())
             _replace_sealed(building, final)
-            shutil.rmtree(self.folder)
+            # Out of the way in one step: half a draft must never be taken up again.
+            done = self.folder.with_suffix(".done")
+            os.replace(self.folder, done)
+            shutil.rmtree(done)
         return final
 
 
@@ -265,8 +298,9 @@ class Run:
         frame = pq.read_table(self.path / f"{name}.parquet").to_pandas()
         if point is None:
             return frame
-        if name != "metrics":
+        if "point" in frame:
             return frame[frame["point"] == point].reset_index(drop=True)
+        # Records of before: samples without a point, on one clock.
         chosen = next(each for each in self.points if each["point"] == point)
         first = int(frame["time"].searchsorted(chosen["start_s"] / UNIT_S)) - 1
         last = int(frame["time"].searchsorted(chosen["end_s"] / UNIT_S, side="right"))
@@ -368,5 +402,6 @@ def frame_of_points(points: list[dict[str, Any]], rig: str) -> pd.DataFrame:
 
 POINT_COLUMNS = ("repeat", "num_prompts", "arm", "load", "kind", "max_concurrency", "victims", "injected", "injected_len", "rounds", "input_len",
                  "output_len", "server_start")
-COUNTS = ("completed", "failed", "completed_req_s", "output_tok_s", "steady_req_s", "steady_output_tok_s", "running_mean", "running_max",
+COUNTS = ("completed", "failed", "completed_req_s", "output_tok_s", "steady_req_s", "steady_offered_req_s", "steady_output_tok_s",
+          "running_mean", "running_max",
           "waiting_max", "kv_cache_usage_max", "preemptions")

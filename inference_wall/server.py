@@ -204,8 +204,9 @@ class Server(_Client):
         except (httpx.HTTPError, KeyError, ValueError) as problem:
             self.require_alive(starting=True)
             message = f"the server is up but did not finish a generation ({problem!r}). {self._tail()}"
-            if isinstance(problem, httpx.HTTPStatusError) and problem.response.status_code == 500:
-                cause = self.engine.last_error(self.log.read_text(errors="replace")) or "it answers with an internal error"
+            words = self.log.read_text(errors="replace")
+            if isinstance(problem, httpx.HTTPStatusError) and problem.response.status_code == 500 and self.engine.refuses(words):
+                cause = self.engine.last_error(words) or "it answers with an internal error"
                 raise EngineRefused(f"the server came up, but its first generation failed ({cause})", message,
                                     "look at the log's last lines above") from problem
             raise WallError(message, "look at the log's last lines above") from problem
@@ -226,7 +227,7 @@ class Server(_Client):
         found = self.engine.diagnose(tail)
         cause, remedy = found or (self.engine.last_error(tail) or "no known cause in its log", "read the log's last lines above")
         message = f"the server {ended} {when}: {cause}. {self._tail()}"
-        if starting and code > 0 and not self.engine.blames_machine(tail):
+        if starting and code > 0 and self.engine.refuses(tail):
             raise EngineRefused(cause, message, remedy)
         raise WallError(message, remedy if starting else f"{remedy}; then run the same command again: finished points are kept")
 

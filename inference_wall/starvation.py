@@ -1,8 +1,9 @@
 """A KV cache that is too small: what fits, who is put out, and what that costs.
 
-What:   `bounds` says before any measurement how many requests of each load fit, and how often the rules alone would put one out
-        (`block_rules`). `counts` says what the engine counted, and whether a zero may be believed. `pauses` finds in the streams
-        the requests that were put out. `onset` splits the counts at the first completion. `price` is what it costs.
+What:   `bounds` says from lengths and blocks alone how many requests of each load fit, and how often the rules would put one out
+        (`cache_room`, `block_rules`). `counts` says what the engine counted, and whether a zero may be believed. `pauses` finds in the streams
+        the requests that were put out, `read_again` in a trace what their return costs. `onset` splits the counts at the first completion.
+        `price` is what it costs.
 Why:    "no preemption" was published once because a log line could not print. A zero is worth something only where the
         same counter was seen to move, or where the arithmetic says that there is nothing to put out.
 Use:    bounds(arms); counts(arms); pauses(run.frame("requests", point), run.frame("chunks", point))
@@ -21,6 +22,7 @@ import pandas as pd
 from . import block_rules
 from .arms import ArmSet
 from .block_rules import Cache
+from .cache_room import cache_of
 from .records import Run
 from .samples import UNIT_S, counter_delta, first_s, last_s, request_stalls, series, ticks
 
@@ -29,39 +31,7 @@ LEAST_STEPS = 3  # tokens another request received while one had none: an ordina
 WHOLE_PROMPT_AFTER = (0, 18)  # up to this version a prompt is taken to be let in by its first piece; see rule 3 of `block_rules`
 
 
-# --- the cache and the room formula -----------------------------------------------------------------------------------
-
-
-def cache_of(run: Run) -> tuple[Cache | None, str]:
-    """The cache of an arm from what its server said: (cache, "") or (None, reason).
-
-    One block of the pool is the engine's own (it points at nothing) and holds no tokens. How many further blocks a request
-    takes for its recurrent state follows from the server's own concurrency: blocks / concurrency - ceil(length / block size),
-    which is 0 for a model with attention only.
-    """
-    said = run.said
-    lacking = [name for name in ("kv_cache_blocks", "block_size") if said.get(name) is None]
-    if lacking:
-        return None, f"the server did not say its {' and '.join(lacking)}"
-    blocks, size = said["kv_cache_blocks"], said["block_size"]
-    length = said.get("max_concurrency_tokens") or said.get("max_model_len")
-    if not said.get("max_concurrency") or not length:
-        return None, "the server did not say how many requests of full length fit"
-    each = blocks / said["max_concurrency"]
-    whole = round(each)
-    # The log rounds the concurrency to two digits behind the point.
-    if abs(each - whole) > 0.02 + 0.005 * each / said["max_concurrency"] or whole < math.ceil(length / size):
-        return None, (f"{blocks} blocks and a concurrency of {said['max_concurrency']:g} give {each:.3g} blocks a request, which is not "
-                      f"ceil({length} / {size}) and whole blocks of state")
-    return Cache(blocks - 1, size, whole - math.ceil(length / size)), ""
-
-
-def formula_concurrency(run: Run) -> tuple[float | None, str]:
-    """Requests of the longest length that fit, by the room formula over all blocks of the pool, as the server counts them."""
-    cache, reason = cache_of(run)
-    if cache is None:
-        return None, reason
-    return (cache.blocks + 1) / cache.need(run.said.get("max_concurrency_tokens") or run.said["max_model_len"]), ""
+# --- the floods, before they are measured -----------------------------------------------------------------------------
 
 
 def cuts(arms: ArmSet) -> list[str]:
@@ -99,28 +69,29 @@ def whole_prompt_rule(version: str) -> bool:
 
 def bound(cache: Cache, requests: int, input_len: int, output_len: int, seats: int | None, budget: int | None,
           whole_prompt: bool = True) -> dict[str, Any]:
-    """What room formula and rules say of a flood before it is measured.
+    """What room formula and rules say of a flood, without a measured time.
 
-    need_start, need_end: blocks of one request when it is let in and just before it ends. admitted: how many the blocks let in
-    at once, at most `seats` and `requests`. fits: how many of them fit at their end. demand: blocks of all admitted at their
-    end; must: demand is more than there is, so somebody has to go. worst: blocks of as many as may ever run together, all at
-    their end; where that fits, nobody can be put out. rules: what `block_rules.play` counts, with rules_before (the first end) and
-    read_again (tokens); None where seats or budget are not known.
+    need_start, need_end: blocks of one request when it is let in and just before it ends. cap: how many seats and requests allow at once;
+    admitted: how many of these the blocks let in; fits: how many of them fit at their end. demand: blocks of all admitted at their end.
+    worst: blocks of `cap` requests, all at their end; where that fits, nobody can be put out. rules: what `block_rules.play` counts, with
+    rules_before (the first end), rules_peak (most that run at once) and read_again (tokens); None where seats or budget are not known.
+    must: whether somebody has to go, by the rules; where they could not be played, whether demand is more than there is.
     """
     most = input_len + output_len - 1
     cap = min(requests, seats or requests)
     admitted, fits = min(cap, cache.room(input_len)), min(cap, cache.room(most))
     demand = admitted * cache.need(most)
     found = {"usable": cache.blocks, "need_start": cache.need(input_len), "need_end": cache.need(most), "worst": cap * cache.need(most),
-             "admitted": admitted, "fits": fits, "demand": demand, "demand_over_room": demand / cache.blocks, "must": demand > cache.blocks,
-             "rules": None, "rules_before": None, "read_again": None, "rules_reason": ""}
+             "cap": cap, "admitted": admitted, "fits": fits, "demand": demand, "demand_over_room": demand / cache.blocks,
+             "must": demand > cache.blocks, "rules": None, "rules_before": None, "rules_peak": None, "read_again": None, "rules_reason": ""}
     if not seats or not budget:
         return found | {"rules_reason": "seats or step budget were left at the engine's default and not said"}
     try:
         outcome = block_rules.play(cache, requests, input_len, output_len, seats, budget, whole_prompt)
     except ValueError as problem:
         return found | {"rules_reason": str(problem)}
-    return found | {"rules": outcome.preemptions, "rules_before": outcome.before_first_end, "read_again": outcome.read_again_tokens}
+    return found | {"rules": outcome.preemptions, "rules_before": outcome.before_first_end, "rules_peak": outcome.peak_running,
+                    "read_again": outcome.read_again_tokens, "must": outcome.preemptions > 0}
 
 
 def bounds(arms: ArmSet) -> pd.DataFrame:
@@ -171,7 +142,8 @@ def counts(arms: ArmSet) -> pd.DataFrame:
     raw         what the counter gained (null: not sampled)        preemptions  the count to quote; null where `raw` proves nothing
     proof       `counted` (above zero), `control` (zero, and the same server's counter moved elsewhere), `room` (zero, and by the
                 room formula all that may ever run together fit at their end; no sample shows a full cache), or "" with `why`
-    before, after, first_end_s, end_s   see `onset`                excess  prompt tokens the server counted beyond those sent
+    before, after, first_end_s, end_s   see `onset`                excess, excess_out  prompt tokens that the server counted beyond those sent,
+                and generated ones beyond those received; null where a request has no count of its own
     usage_max   largest sampled share of the cache, 0 to 1         pauses  answers that stopped while others went on, see `pauses`
     """
     frame = points(arms)
@@ -196,19 +168,19 @@ def counts(arms: ArmSet) -> pd.DataFrame:
         elif raw == 0:
             proof, why = _zero(arms, row, bound_of[row["arm"], row["load"]], usage)
             quoted = 0 if proof else None
-        gained = counter_delta(metrics, "prompt_tokens_total", start, end)[0]
-        excess = None if gained is None else gained - int(requests.loc[requests["sent"].notna(), "prompt_tokens"].sum())
-        rows.append(row | {"raw": raw, "preemptions": quoted, "proof": proof, "why": why, "usage_max": usage, "excess": excess,
-                           "pauses": len(pauses(requests, chunks)), "duration_s": end - start,
+        excess, excess_out = (_excess(requests, metrics, *names, start, end) for names in (("prompt_tokens_total", "prompt_tokens"),
+                                                                                           ("generation_tokens_total", "output_tokens")))
+        rows.append(row | {"raw": raw, "preemptions": quoted, "proof": proof, "why": why, "usage_max": usage,
+                           "excess": excess, "excess_out": excess_out, "pauses": len(pauses(requests, chunks)), "duration_s": end - start,
                            **{name: split[name] for name in ("before", "after", "first_end_s", "end_s")}})
     found = pd.DataFrame(rows)
-    whole = ("raw", "preemptions", "before", "after", "excess")
+    whole = ("raw", "preemptions", "before", "after", "excess", "excess_out")
     return found.astype({name: "Int64" for name in whole})
 
 
 def _zero(arms: ArmSet, row: dict[str, Any], expected: dict[str, Any], usage: float | None) -> tuple[str, str]:
     """Whether a counter that stayed still means that nothing happened: (proof, reason)."""
-    frame = arms.frame()
+    frame = points(arms)  # never a load under the profiler
     here = frame[(frame["arm"] == row["arm"]) & (frame["server_start"] == row["server_start"])]
     if (pd.to_numeric(here["preemptions"], errors="coerce").fillna(0) > 0).any():
         return "control", "the same server's counter moved under another load"
@@ -219,6 +191,12 @@ def _zero(arms: ArmSet, row: dict[str, Any], expected: dict[str, Any], usage: fl
     return "", "the counter never moved on this server, so its zero proves nothing"
 
 
+def _excess(requests: pd.DataFrame, metrics: pd.DataFrame, counter: str, column: str, start: float, end: float) -> int | None:
+    """What a token counter gained beyond the tokens of the requests themselves; None where either is not known."""
+    gained, own = counter_delta(metrics, counter, start, end)[0], requests.loc[requests["sent"].notna(), column]
+    return None if gained is None or own.isna().any() else gained - int(own.sum())
+
+
 def _known(value: Any) -> int | None:
     return None if value is None or pd.isna(value) else int(value)
 
@@ -226,8 +204,8 @@ def _known(value: Any) -> int | None:
 def onset(requests: pd.DataFrame, metrics: pd.DataFrame | None) -> dict[str, Any]:
     """Preemptions until the first request ends, and from then on.
 
-    Until the first end nobody gives blocks back, so the batch can only over-fill; what comes later is how the server lives
-    with it. Returns first_end_s and end_s (seconds since the first request was sent), before, after (null where the counter was
+    Until the first end blocks come back only from those that are put out, so the batch can only over-fill; what comes later is how
+    the server lives with it. Returns first_end_s and end_s (seconds since the first request was sent), before, after (null where the counter was
     not sampled) and reason. The counter is sampled, so `before` reaches to the first sample after that end.
     """
     start, end = first_s(requests["sent"]), last_s(requests["end"])
@@ -301,6 +279,21 @@ def _with_places(found: pd.DataFrame, requests: pd.DataFrame, typical: float) ->
         places.append(int((~later).sum()))
         behinds.append(int(later.sum()))
     return found.assign(place=places, behind=behinds)
+
+
+def read_again(steps: pd.DataFrame, longest_prompt: float | None) -> pd.Series:
+    """Tokens that each step of a trace worked out a second time, as far as the engine's mark shows: whole numbers, by row of `trace.steps`.
+
+    A request that comes back after a preemption reads its prompt and its answer so far. The mark shows that in one of two ways, which
+    depends on the version: as more generation tokens than running requests, or as a context request with more tokens than any prompt has
+    (`longest_prompt`, tokens; None: this way cannot be told from a prompt). One token a request is new in either case. Nothing guesses tokens
+    ahead in this post; that would look like the first way.
+    """
+    again = (steps["generation_tokens"] - steps["generation_requests"]).clip(lower=0)
+    if longest_prompt is None or pd.isna(longest_prompt):
+        return again
+    longer = steps["context_tokens"] > steps["context_requests"] * longest_prompt
+    return again + (steps["context_tokens"] - steps["context_requests"]).where(longer, 0)
 
 
 # --- what it costs ----------------------------------------------------------------------------------------------------

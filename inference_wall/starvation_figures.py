@@ -71,7 +71,7 @@ def _round(values: Any) -> list[float]:
 def timeline(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame, what: str, csv: str = "starvation_timeline.csv") -> go.Figure:
     """Each request's life, the batch and the queue, the cache's fill and the preemptions so far, on one axis of seconds.
 
-    Frames: the raw rows of one flood. A bar is a request: waiting for its first token, streaming, and put out (`starvation.pauses`).
+    Frames: the raw rows of one flood. A bar is a request: waiting for its first token, streaming, and stopped (`starvation.pauses`).
     The line across all panels is the first end. At most `MOST_REQUESTS` bars, evenly spread.
     """
     every = requests[requests["sent"].notna()].sort_values(["intended", "sent", "request"], ignore_index=True)
@@ -100,7 +100,8 @@ def timeline(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame
     bars("streaming", BLUE, who[~failed], at["first_token"][~failed], at["end"][~failed], "streamed")
     bars("failed or cancelled", ORANGE, who[failed], at["intended"][failed], at["end"][failed], "in vain for")
     seen = paused[paused["request"].isin(shown["request"])]
-    bars("put out of the batch", RED, seen["request"].to_numpy(), (seen["start"] - zero) * UNIT_S, (seen["end"] - zero) * UNIT_S, "put out for")
+    bars("stopped while others went on", RED, seen["request"].to_numpy(), (seen["start"] - zero) * UNIT_S, (seen["end"] - zero) * UNIT_S,
+         "stood still for")
 
     inside = metrics[(ticks(metrics["time"]) - zero) * UNIT_S >= -0.5]
     inside = inside[(ticks(inside["time"]) - zero) * UNIT_S <= last + 0.5]
@@ -220,7 +221,7 @@ def _proof(row: Any) -> str:
 def _rules(figure: go.Figure, x: Any, y: Any, names: Any, name: str, legend: bool = True) -> None:
     figure.add_scatter(x=_round(x), y=[float(value) for value in y], mode="markers", name=name, legendgroup=name, showlegend=legend,
                        marker={"color": GREY, "size": 22, "symbol": "line-ew-open", "line": {"width": 2, "color": GREY}},
-                       customdata=[[each, "", "computed before the measurement"] for each in names],
+                       customdata=[[each, "", "computed from lengths and blocks alone"] for each in names],
                        hovertemplate="<b>%{customdata[0]}</b>, by the rules: %{y:.0f}<extra></extra>")
 
 

@@ -13,25 +13,29 @@ from typing import Any
 
 import pandas as pd
 
-from . import starvation
+from . import cache_room
 from .part_4 import Findings, none_of
 
 
 def cache_table(found: Findings) -> str:
-    """Each cache as the server described it, and the room formula beside it. HTML."""
+    """Each cache as the server described it, the room formula for the longest request, and the server's own number beside it. HTML."""
     rows = []
     for arm, run in found.arms.testable.items():
-        cache, why = starvation.cache_of(run)
-        if cache is None:
-            rows.append([arm, *["–"] * 5, why])
+        room = cache_room.room(run)
+        if room.cache is None:
+            rows.append([arm, *["–"] * 6, room.reason])
             continue
-        formula = starvation.formula_concurrency(run)[0]
-        rows.append([arm, f"{cache.blocks + 1:,}", f"{cache.blocks:,}", f"{cache.block_size:,}", f"{cache.state_blocks}", f"{formula:.2f}",
-                     f"{run.said['max_concurrency']:.2f}"])
-    rows += [[arm, *["–"] * 5, f"refused: {why}"] for arm, why in found.arms.refused.items()]
-    rows += [[arm, *["–"] * 5, "not measured"] for arm in found.arms.missing]
-    return _table(["cache", "blocks", "usable", "tokens in a block", "blocks of state a request", "longest requests, formula", "said by the server"],
-                  rows, "part_4_caches.csv")
+        state = f"{room.cache.state_blocks} ({'by its layers' if room.from_layers else 'from the printed number'})"
+        rows.append([arm, f"{room.cache.blocks + 1:,}", f"{room.cache.blocks:,}", f"{room.cache.block_size:,}", state, _cell(room.fits),
+                     _two_digits(room.formula), _two_digits(room.printed)])
+    rows += [[arm, *["–"] * 6, f"refused: {why}"] for arm, why in found.arms.refused.items()]
+    rows += [[arm, *["–"] * 6, "not measured"] for arm in found.arms.missing]
+    return _table(["cache", "blocks", "usable", "tokens in a block", "blocks of state a request", "longest requests that fit",
+                   "all blocks ÷ its blocks", "printed by the server"], rows, "part_4_caches.csv")
+
+
+def _two_digits(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 def load_table(found: Findings) -> str:
@@ -44,7 +48,7 @@ def load_table(found: Findings) -> str:
 
 
 def bound_table(found: Findings) -> str:
-    """What must happen, before the measurement. HTML."""
+    """What must happen, from lengths and blocks alone. HTML."""
     rows = []
     for row in found.bounds.to_dict("records"):
         known = none_of(row.get("admitted")) is not None
@@ -53,7 +57,7 @@ def bound_table(found: Findings) -> str:
                 "–" if none_of(row["rules"]) is None else f"{int(row['rules'])}"] if known else ["–", "–", row["reason"], "–", "–"]
         rows.append([f"{row['arm']}, {row['load']}", shape, f"{row['num_prompts']}", *rest])
     return _table(["cache, load", "tokens in / out", "requests", "let in at once", "fit at their end", "blocks needed at the end",
-                   "more than there is", "preemptions by the rules"], rows, "part_4_bounds.csv")
+                   "somebody must go", "preemptions by the rules"], rows, "part_4_bounds.csv")
 
 
 def count_table(found: Findings) -> str:
@@ -63,11 +67,13 @@ def count_table(found: Findings) -> str:
     for row in found.counts.to_dict("records") if len(found.counts) else []:
         name = f"{row['arm']}, {row['load']}" + (f", repeat {row['repeat'] + 1}" if found.counts["repeat"].max() else "")
         before, after = (_cell(row[part] if row["proof"] else None) for part in ("before", "after"))
+        peak = _cell(found.bound(row["arm"], row["load"]).get("rules_peak"))
         rows.append([name, _cell(row["preemptions"]), proofs[row["proof"]] + (f" ({row['why']})" if not row["proof"] else ""), before, after,
-                     str(row["pauses"]), "–" if none_of(row["usage_max"]) is None else f"{100 * row['usage_max']:.0f} %",
+                     str(row["pauses"]), f"{_cell(row['running_max'])} ({peak})",
+                     "–" if none_of(row["usage_max"]) is None else f"{100 * row['usage_max']:.0f} %",
                      f"{int(row['completed'])} of {int(row['num_prompts'])}", "✓" if row["valid"] else f"✗ {', '.join(row['reasons'])}"])
-    return _table(["cache, load", "preemptions", "how we know", "until the first end", "after it", "pauses seen in the streams", "cache in use, most",
-                   "completed", "valid"], rows, "part_4_counts.csv")
+    return _table(["cache, load", "preemptions", "how we know", "until the first end", "after it", "pauses seen in the streams",
+                   "ran at once, most (by the rules)", "cache in use, most", "completed", "valid"], rows, "part_4_counts.csv")
 
 
 def _cell(value: Any) -> str:

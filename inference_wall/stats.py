@@ -77,7 +77,8 @@ def point_summary(
     itl         `token_gaps`                             stall         `request_stalls`
 
     completed_req_s and output_tok_s run from the first intended time to the last end, drain included. The steady rates
-    count the tokens of all streams inside the steady window only, see `steady_window`.
+    count the tokens of all streams inside the steady window only, see `steady_window`; steady_offered_req_s the requests
+    that were due in it.
     """
     done = requests[requests["outcome"] == "completed"]
     done_chunks = chunks[chunks["request"].isin(done["request"])]
@@ -116,9 +117,10 @@ def point_summary(
         unknown["completed_req_s"] = unknown["output_tok_s"] = "no request completed"
 
     window, why_not = steady_window(requests)
-    summary |= {"steady_window_s": None, "steady_output_tok_s": None, "steady_req_s": None}
+    steady = ("steady_window_s", "steady_output_tok_s", "steady_req_s", "steady_offered_req_s")
+    summary |= dict.fromkeys(steady)
     if window is None:
-        unknown |= dict.fromkeys(("steady_window_s", "steady_output_tok_s", "steady_req_s"), why_not)
+        unknown |= dict.fromkeys(steady, why_not)
     else:
         time = ticks(chunks["time"]) * UNIT_S
         # Half open: the window starts with the end of a request, whose last chunk belongs to the time before.
@@ -127,6 +129,8 @@ def point_summary(
         summary["steady_window_s"] = [_rounded(window[0]), _rounded(window[1])]
         summary["steady_output_tok_s"] = _rounded(rate)
         summary["steady_req_s"] = _rounded(rate / float(done["output_tokens"].mean()))
+        due = ticks(requests["intended"]) * UNIT_S
+        summary["steady_offered_req_s"] = _rounded(float(((due > window[0]) & (due <= window[1])).sum()) / (window[1] - window[0]))
 
     summary["gauge_window"] = "whole point" if window is None else "steady window"
     bounds = window or (first_s(requests["sent"]), last_s(requests["end"]))

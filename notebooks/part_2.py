@@ -33,7 +33,7 @@ port = ""
 # %%
 from IPython.display import HTML, Markdown, display
 
-from inference_wall import freeze, freeze_figures, freeze_tables, headline, part_2, post, tables, trace, trace_figures
+from inference_wall import freeze, freeze_figures, freeze_tables, freeze_words, headline, part_2, post, tables, trace, trace_figures
 from inference_wall.widgets import dial
 
 arms = post.open_runs("part_2", rig=rig, mode=mode, base_url=base_url, scale=scale, budgets=budgets, victims=victims, injected_len=injected_len,
@@ -60,14 +60,15 @@ display(HTML(tables.setup_table(arms.first, numbers)))
 # %% [markdown]
 # With {term}`chunked prefill` on, a step takes at most a fixed number of tokens, the {term}`step budget`. Running answers
 # take one token each of it, and what is left is filled with a piece of a waiting prompt. We try several budgets. In
-# the last arm chunking is off: a prompt is read whole, in one step, or waits.
+# the last arm chunking is off: a prompt is read whole, in one step, or waits. A budget above the length of all that waits cuts
+# nothing: the flag may be on, and the prompt is still read whole.
 #
 # A flag that was asked for is not yet a flag that took effect. So the next table puts beside it what each server said in
 # its own log.
 
 # %%
 display(HTML(freeze_tables.settings_table(arms)))
-display(Markdown(part_2.arms_sentence(arms, cases)))
+display(Markdown(freeze_words.arms_sentence(arms, cases)))
 
 # %% [markdown]
 # The load has two kinds of request.
@@ -88,31 +89,30 @@ display(Markdown(part_2.arms_sentence(arms, cases)))
 # - It is in the **window** of an injection when its later token came after the injection was sent, and its earlier token
 #   before the last injected prompt had its first token. Long prompts were being read.
 # - It is in the **tail** when it began after that, but before the last injected answer ended. Window and tail together we
-#   call *to the end*. The published figures use that wider stretch.
+#   call *to the end*. The published window is nearly that wider stretch: all tokens that came between the injection and the end
+#   of the last injected answer.
 # - It is **calm** otherwise.
 #
 # A token is **hurt** when its gap is longer than {num}`part_2.here.hurt_times:.0f` times the calm median.
 #
-# ## The bound, before we measure
+# ## What we expect, before we look at the victims
 #
 # A step ends for everybody at the same moment. If a piece of a prompt is in it, the victims' next tokens wait until that
-# piece has been read. So a step with k prompt tokens takes about
+# piece has been read. So a step with k prompt tokens should take about
 #
-# > **fixed + k × the cost of a prompt token.**
+# > **an ordinary step + k × the cost of a prompt token.**
 #
-# What does a prompt token cost? Ask those who wait for it. At the light load, with a budget of
-# {num}`part_2.here.prefill_budget:,` tokens, it took {num}`part_2.here.prefill_reading_ms:,.0f unit` until
-# {num}`part_2.here.prefill_round_tokens:,` prompt tokens were read: {num}`part_2.here.prefill_tok_s:,.0f` tokens a second.
-#
-# Without chunking one step must swallow a whole prompt. We expect a stall of
-#
-# > {num}`part_2.here.prompt_tokens:,` tokens ÷ {num}`part_2.here.prefill_tok_s:,.0f` tokens/s =
-# > **{num}`part_2.here.expected_off_ms:,.0f unit`**,
-#
-# or more where several prompts fit into one step. The calm median is {num}`part_2.here.calm_ms:.1f unit`, so that is
-# {num}`part_2.here.expected_off_over_calm:.0f` ordinary steps in a row. With chunking the same division, with the budget in
-# place of the prompt, gives the stall of each piece. But there are as many pieces as it takes: chunking moves the work,
-# it does not remove any.
+# What does a prompt token cost? Ask those who wait for it, but ask them on *one* server, and predict the *others*. Where a prompt
+# fits into one step, its own wait and the victims' stall are the same moment twice, and a forecast from it would agree with
+# itself. So we read the cost where the pieces are smallest, and never use it to judge a step of that size.
+
+# %%
+display(Markdown(freeze_words.expectation_sentence(cases)))
+
+# %% [markdown]
+# Where several prompts fit into one step, we expect more. With chunking the same sum, with the piece in place of the prompt, gives
+# the stall of each piece. But then there are as many pieces as it takes. If nothing else happens, chunking moves the
+# work and does not remove any. We shall look.
 
 # %% [markdown]
 # ## One victim, token by token
@@ -128,33 +128,38 @@ per_load(freeze_figures.token_beats)
 # ## The worst stall
 
 # %%
-display(Markdown(part_2.stall_sentence(arms, cases)))
+display(Markdown(freeze_words.stall_sentence(arms, cases)))
 display(HTML(freeze_tables.bound_table(cases)))
 
 # %% [markdown]
-# A ratio near one in the last column says that the division above was enough to know the stall. A larger one says
-# that a step costs more than its prompt tokens: the victims' own tokens and the fixed part count too, and in small steps they
-# count most. Only a few injections stand behind each row, so look at the range before you believe a difference.
+# "Same step, no test" marks the rows whose fullest step is as large as the one that the cost was read from. The others ran on another
+# server, in steps of another size, or at another load. "Worst stall of a round" is the median over the injections.
+
+# %%
+display(Markdown(freeze_words.division_sentence(cases)))
+
+# %% [markdown]
+# A ratio above one says that a step costs more than its prompt tokens and an ordinary step. Late tokens of a long prompt, which look
+# back at all that came before, are one candidate. Only a few injections stand behind each row, so look at the range before
+# you believe a difference.
 #
 # ## The price
 
 # %%
-display(Markdown(part_2.trade_sentence(arms, cases)))
+display(Markdown(freeze_words.trade_sentence(arms, cases)))
 display(HTML(freeze_tables.trade_table(cases)))
 
 # %% [markdown]
-# The four lines above the table belong together. The *worst* gap is what a user remembers. The *median* while the
-# injection lasts says how the ordinary token fared. The *tokens hurt* say how many were touched at all, and the
-# *time lost* adds up what one victim was held back in all.
+# No single column tells the story. The *worst* gap is what a user remembers. The *median* while the injection lasts says how the
+# ordinary token fared. The *tokens hurt* say how many were touched at all. The *time lost* adds up what one victim was held back in
+# the window of one injection: every gap beyond the calm median, and every wait for a first token beyond the calm median wait,
+# divided over all victims. (Point at a cell to see the two parts.)
 #
-# The last is the check on the idea that chunking only moves work. If that is all it does, a victim loses much the same
-# time either way: in one piece, or in many small ones.
-#
-# The victims have a second wait that no gap shows. A victim that asks anew during the freeze stands behind the long
-# prompts. At the heavy load the longest such wait for a first token was
-# {num}`part_2.here.off_heavy_victim_ttft_window_max_ms:,.0f unit` without chunking (of
-# {num}`part_2.here.off_heavy_victim_ttft_window_n`) and {num}`part_2.here.best_heavy_victim_ttft_window_max_ms:,.0f unit`
-# with the gentlest budget (of {num}`part_2.here.best_heavy_victim_ttft_window_n`).
+# The waits belong to it. A victim that asks anew during the freeze stands behind the long prompts. It has no gap then, so the
+# worst stall, the medians and the tokens hurt do not know of it, although it may have lost the most of all.
+
+# %%
+display(Markdown(freeze_words.wait_sentence(cases)))
 
 # %%
 per_load(freeze_figures.gap_percentiles)
@@ -169,14 +174,14 @@ per_load(freeze_figures.gap_percentiles)
 # window, then among all gaps of the test.
 
 # %%
-display(Markdown(part_2.population_sentence(cases)))
+display(Markdown(freeze_words.population_sentence(cases)))
 trap = part_2.trap_case(cases)
 if trap is not None:
     display(freeze_figures.population_trap(trap))
 
 # %% [markdown]
-# From left to right nothing happens on the server. We only count more of the calm tokens around the injections, as a longer test
-# would. The maximum stays where it is. Percentile after percentile drops to the calm level. So a p99 over all tokens says as much about
+# From left to right nothing more happens on the server. We only count more of the calm tokens around the injections, as a longer
+# test would. A curve that falls to the calm level on the way has forgotten the stall. So a p99 over all tokens says as much about
 # *how long somebody watched* as about the stall. Ask of every p99: of which tokens?
 #
 # ## The budget as a dial
@@ -185,25 +190,24 @@ if trap is not None:
 per_load(freeze_figures.budget_dial)
 
 # %%
-display(Markdown(part_2.cost_sentence(cases)))
+display(Markdown(freeze_words.dial_sentence(cases)))
+display(Markdown(freeze_words.cost_sentence(cases)))
 
 # %% [markdown]
-# Turn the dial down and the worst stall shrinks, as long as the budget is smaller than what waits to be read. A budget
-# above the length of the prompt is no chunking at all: the prompt fits one step. At the other end the fixed part of a
-# step takes over: halving a small budget hardly shortens the step any more, but doubles the number of steps.
-#
-# Somebody pays for a low budget: whoever sent the long prompt. With {num}`part_2.here.smallest_light_budget:,` tokens a step the
-# light load was read in {num}`part_2.here.smallest_light_reading_ms:,.0f unit`, with
-# {num}`part_2.here.largest_light_budget:,` in {num}`part_2.here.largest_light_reading_ms:,.0f unit`, and without chunking in
-# {num}`part_2.here.off_light_reading_ms:,.0f unit`.
-#
+# Turn the dial down far enough and each step is mostly an ordinary step again: there is less and less to gain, and the prompt
+# needs more and more steps. Whoever sent it waits for all of them.
+
+# %%
+display(Markdown(freeze_words.payer_sentence(cases)))
+
+# %% [markdown]
 # ## Inside the steps
 #
 # The profiler of the engine shows the steps themselves. It slows them down, so no time in this section stands
 # beside a measured one above.
 
 # %%
-found_traces = part_2.traces(arms)
+found_traces = freeze_words.traces(arms)
 for arm, path in found_traces:
     display(Markdown(f"**Arm `{arm}`.** {trace.words(path)}"))
     display(trace_figures.step_strip(path))
@@ -228,17 +232,22 @@ else:
 dial({load: freeze_figures.beside_published(cases, part_2.published_rows(), load) for load in ("heavy", "light")}, "Load")
 
 # %%
-display(Markdown(part_2.verdict_sentence(arms, cases)))
+display(Markdown(freeze_words.verdict_sentence(arms, cases)))
 
 # %% [markdown]
 # On the A10G, heavy load, the longest gap without chunking was {num}`published.a10g.off_heavy_all_max_ms:.0f unit`, and with
 # it {num}`published.a10g.on_heavy_all_max_ms:.0f unit`. Over both runs the ratio is
-# **{num}`published.a10g.freeze_ratio:.1f`**. The division works there too. In the author's trace the last piece of a
+# **{num}`published.a10g.freeze_ratio:.1f`**. That is a fact about one prompt and one budget: a step of
+# {num}`published.a10g.freeze_budget:,` tokens holds {num}`published.a10g.freeze_slice_tokens:,` of the prompt's
+# {num}`published.a10g.freeze_prompt_tokens:,`, {num}`published.a10g.freeze_token_ratio:.1f` times fewer. Another length or another
+# budget gives another ratio.
+#
+# The division works on those figures, and trace and client are two measurements. In the author's trace the last piece of a
 # prompt, {num}`published.a10g.freeze_last_slice_tokens:,` tokens, took
 # {num}`published.a10g.freeze_last_slice_ms:.0f unit`; a step without a prompt took
 # {num}`published.a10g.freeze_decode_step_ms:.0f unit`. From these two follow
 # {num}`published.a10g.freeze_expected_on_ms:.0f unit` for a full piece and
-# {num}`published.a10g.freeze_expected_off_ms:.0f unit` for the whole prompt.
+# {num}`published.a10g.freeze_expected_off_ms:.0f unit` for the whole prompt, to be held against the two longest gaps above.
 #
 # Some claims of the published page moved once its own files were read closely:
 #
@@ -247,7 +256,7 @@ display(Markdown(part_2.verdict_sentence(arms, cases)))
 #   {num}`published.a10g.on_heavy_window_p50_ms:.0f unit` with chunking and
 #   {num}`published.a10g.off_heavy_window_p50_ms:.1f unit` without:
 #   **{num}`published.a10g.median_in_window_ratio:.1f` times worse with it.** That window lasts until the injected answers end,
-#   so its median also depends on how long those answers are.
+#   so its median also depends on how long those answers are. And it holds waits for a first token, which we keep apart.
 # - **The trap is real.** At the light load the p99 of all tokens is {num}`published.a10g.on_light_all_p99_ms:.0f unit` with
 #   chunking and {num}`published.a10g.off_light_all_p99_ms:.0f unit` without, as if chunking did harm. In the window it is
 #   {num}`published.a10g.on_light_window_p99_ms:.0f` against {num}`published.a10g.off_light_window_p99_ms:.0f unit`. (Those
@@ -268,15 +277,11 @@ display(Markdown(part_2.verdict_sentence(arms, cases)))
 #   the engine warned that it does not officially support this model without chunking.
 #
 # ## What to take away
-#
-# - **A stall is a division.** Prompt tokens in the step, over the speed of reading. You can know it before you measure.
-# - **The budget is a dial between two people.** Low: the readers' worst pause is short, and whoever sent the document waits longer.
-#   High: the other way round.
-# - **Chunking moves work, it does not remove it.** Look at the worst case, the median while it lasts, the number of tokens
-#   hurt, and the time lost. One alone can be made to say anything.
-# - **Name the population of a percentile.** A p99 over all tokens forgets a stall if you watch for long enough.
-# - **Read what the server says it does.** A flag is a wish.
-#
+
+# %%
+display(Markdown(freeze_words.takeaways(arms, cases)))
+
+# %% [markdown]
 # ## What this page does not show
 #
 # One length of long prompt, one number of victims, and {num}`part_2.here.light_rounds` and

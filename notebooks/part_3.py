@@ -34,7 +34,7 @@ port = ""
 # %%
 from IPython.display import HTML, Markdown, display
 
-from inference_wall import cliff, cliff_figures, cliff_words, headline, part_3, post, tables
+from inference_wall import cliff, cliff_figures, cliff_published, cliff_words, headline, part_3, post, tables
 
 arms = post.open_runs("part_3", rig=rig, mode=mode, base_url=base_url, scale=scale, caps=caps, concurrency=concurrency, batches=batches,
                       repeats=repeats, port=port)
@@ -65,25 +65,29 @@ display(Markdown(cliff_words.arms_sentence(found)))
 #
 # ## The bound, before we measure
 #
-# To write one token the server moves all {term}`weights` through the processor once. On this machine that takes at least
-# {num}`part_3.here.weights_gb:.2f unit` ÷ {num}`part_3.here.best_bandwidth_gb_s:.1f unit` =
-# {num}`part_3.here.stream_ms:.1f unit`. With one request in the step, this whole stream yields one token.
+# To write one token the server moves the {term}`weights` that a step needs through the processor once. We count
+# {num}`part_3.here.weights_gb:.2f unit`, {num}`part_3.here.weights_are`. The memory was tested
+# {num}`part_3.here.bandwidth_with`. So a step takes at least {num}`part_3.here.weights_gb:.2f unit` ÷
+# {num}`part_3.here.best_bandwidth_gb_s:.1f unit` = {num}`part_3.here.stream_ms:.1f unit`. With one request in the step, this
+# whole stream yields one token.
 #
 # But the weights are the same for everybody. Once they flow, they can serve every request in the step. What a request
-# needs for itself is its {term}`KV cache` (and in a {term}`hybrid model` its {term}`recurrent state`). At
-# {num}`part_3.here.context_tokens:.0f unit` of context that is {num}`part_3.here.own_mb:.2f unit` a step, or
-# {num}`part_3.here.own_ms:.3f unit` at the same bandwidth. So for a batch of B sequences
-#
-# > step time ≥ **shared** {num}`part_3.here.stream_ms:.1f unit` + B × **own** {num}`part_3.here.own_ms:.3f unit`.
-#
-# While the shared part is the larger one, a further request in the batch is nearly free, and throughput grows like B.
-# The two parts are equal at a batch of {num}`part_3.here.bound_crossover:,.0f`, the {term}`crossover`. Beyond it throughput
-# levels off. By bytes alone, a batch of {num}`part_3.here.large_cap` would give
-# {num}`part_3.here.bound_factor:.1f` times the tokens of a batch of one.
-#
-# That counts bytes. Arithmetic is not in it, and arithmetic cannot be shared: each sequence needs its own.
+# needs for itself is its {term}`KV cache` (and in a {term}`hybrid model` its {term}`recurrent state`).
+
+# %%
+display(Markdown(cliff_words.own_sentence(found)))
 
 # %% [markdown]
+# The batch at which the two parts are equal is the {term}`crossover`. Well below it a further request in the batch is nearly
+# free, and throughput grows like B. At the crossover a further seat brings about a quarter of what the first one brought. Far
+# beyond it throughput levels off.
+
+# %%
+display(Markdown(cliff_words.gain_sentence(found)))
+
+# %% [markdown]
+# That counts bytes. Arithmetic is not in it, and arithmetic cannot be shared: each sequence needs its own.
+#
 # ## The cliff
 
 # %%
@@ -95,13 +99,19 @@ display(cliff_figures.throughput(found.caps, found.closed, found.fit, found.rig)
 
 # %% [markdown]
 # Marks are caps, the line is the closed loop. Look at the lower panel too: a cap is only a permission. What counts is the
-# {term}`running batch`, how many requests were in the step. At the largest cap {num}`part_3.here.large_running_mean:.1f` ran
-# on average, and never more than {num}`part_3.here.large_running_max:.0f`.
-#
+# {term}`running batch`, how many requests were in the step.
+
+# %%
+display(Markdown(cliff_words.batch_sentence(found)))
+
+# %% [markdown]
 # The other lines are theory. *In proportion* is what free seats would give. *Decode alone* is what the step times below allow when
-# no prompt is read. At the largest cap the flood reached {num}`part_3.here.served_of_decode_percent:.0f` percent of that.
-# Between the two lie the reading of prompts and the moments when seats change hands.
-#
+# no prompt is read.
+
+# %%
+display(Markdown(cliff_words.served_sentence(found)))
+
+# %% [markdown]
 # ## A shortcut, and whether it is allowed
 #
 # Each cap costs a server start. A closed loop costs none: with n users there are n requests in the server, whatever the cap.
@@ -113,7 +123,8 @@ display(Markdown(cliff_words.agreement_sentence(found)))
 display(HTML(cliff_words.agreement_table(found)))
 
 # %% [markdown]
-# The last row of each size is not judged. TTFT *must* differ: a flood leaves its prompts standing in a queue, and in a closed
+# The last two rows of each size are not judged. The server's gauge of running requests is refreshed when a step ends, so it
+# misses those whose prompt is being read. And TTFT *must* differ: a flood leaves its prompts standing in a queue, and in a closed
 # loop nobody asks before there is a seat. The loops tell about work in progress. About waiting they say nothing.
 #
 # ## What a step costs
@@ -131,8 +142,9 @@ display(Markdown(cliff_words.fixed_sentence(found)))
 display(Markdown(cliff_words.slope_sentence(found)))
 
 # %% [markdown]
-# This is the cliff in two numbers. A server that takes one request at a time pays the fixed part for every single token. And
-# the crossover says where adding seats stops helping much: at that batch, decode has reached half of its ceiling.
+# If a step is a straight line, this is the cliff in two numbers. A server that takes one request at a time pays the fixed part
+# for every single token. And the crossover, where the points determine one, says from where on adding seats helps little: at
+# that batch, decode has reached half of its ceiling.
 #
 # ## What fills a step
 #
@@ -151,9 +163,10 @@ else:
 # %% [markdown]
 # ## Who waits
 #
-# With a cap of 1 the throughput falls off the cliff, and something else happens: the service becomes unfair. All prompts of
-# a flood arrive together. Whoever is first in the queue waits for nobody. The second waits for one whole answer, the third
-# for two. So theory says: a wait is the place in the queue × the time of one answer.
+# With a cap of 1 the throughput falls off the cliff, and something else happens: everybody waits for all of those before them.
+# Is that fair? First come, first served is a fair order. What is unfair is the size of the wait. All prompts of a flood arrive
+# together, and whoever is first in the queue waits for nobody. The second waits for one whole answer, the third for two. So
+# theory says: a wait is the place in the queue × the time of one answer.
 
 # %%
 display(cliff_figures.queue(found.queues, found.fair["service_s"], found.fair["alone_s"], found.rig))
@@ -199,11 +212,13 @@ display(cliff_figures.price(found.caps, found.closed, found.rig))
 # decode must then lie on one curve, on any machine.
 
 # %%
-a10g_fit = cliff.step_fit(part_3.published_steps())
+display(Markdown(cliff_words.curve_sentence(found)))
+a10g_fit = cliff.step_fit(cliff_published.published_steps())
 display(cliff_figures.on_one_curve([
     {"rig": found.rig, "label": found.rig, "fit": found.fit, "steps": found.steps[found.steps["valid"].astype(bool)],
-     "caps": found.caps.assign(batch=found.caps["running_mean"])},
-    {"rig": "a10g-published", "label": "a10g (published)", "fit": a10g_fit, "steps": part_3.published_steps(), "caps": part_3.published_caps()},
+     "caps": found.caps.assign(batch=found.caps["batch_mean"])},
+    {"rig": "a10g-published", "label": "a10g (published)", "fit": a10g_fit, "steps": cliff_published.published_steps(),
+     "caps": cliff_published.published_caps()},
 ]))
 
 # %%
@@ -215,9 +230,10 @@ display(Markdown(cliff_words.shape_sentence(found)))
 # - **At cap {num}`published.a10g.cliff_large_cap` there were {num}`published.a10g.cliff_running:.0f` in the step.** That is not where
 #   computing ran out. It is the number of requests for which the cache had {term}`blocks <block>`:
 #   {num}`published.a10g.room_flood_requests` by our count. The batch ended where the room ended.
-# - **The slope is mostly state.** A step grew by {num}`published.a10g.step_per_request_ms:.2f unit` for each sequence. Reading and
+# - **Most of the slope can be state.** A step grew by {num}`published.a10g.step_per_request_ms:.2f unit` for each sequence. Reading and
 #   writing its recurrent state, and reading its cache, takes {num}`published.a10g.cliff_own_ms:.2f unit` by bytes:
-#   {num}`published.a10g.cliff_own_of_slope_percent:.0f` percent of that. So the un-shareable work is traffic, not arithmetic.
+#   {num}`published.a10g.cliff_own_of_slope_percent:.0f` percent of that. So traffic alone can account for most of
+#   the work that cannot be shared.
 # - **The text's {num}`published.a10g.cliff_plateau_ms:.1f unit` for each sequence is another quantity.** It is one over the
 #   throughput of the flood, so it holds the reading of prompts. The flood reached
 #   {num}`published.a10g.cliff_served_of_decode_percent:.0f` percent of what decode alone did at that batch.
@@ -225,21 +241,23 @@ display(Markdown(cliff_words.shape_sentence(found)))
 #   {num}`published.a10g.cliff_large_cap` throughput rose by {num}`published.a10g.cliff_last_gain_percent:.1f` percent, while the
 #   median ITL grew {num}`published.a10g.cliff_last_itl_growth:.1f` times.
 # - **The smaller model's {num}`published.a10g.cliff_foil_factor:.0f` times cannot be checked.** Only the ratio was published, without a log.
-#   That model is also of another generation, so size is not the only difference. It does say where to look: a gain is bounded by
-#   crossover + 1, which for the card's larger model is {num}`published.a10g.cliff_most_gain:.0f`. (Four points bear a
+#   That model is also of another generation, so size is not the only difference. It does say where to look: on a straight line a gain is
+#   bounded by crossover + 1, which for the card's larger model is {num}`published.a10g.cliff_most_gain:.0f`. (Four points bear a
 #   crossover between {num}`published.a10g.cliff_crossover_low:.0f` and {num}`published.a10g.cliff_crossover_high:.0f`.)
 #
-# The unfair queue is there too. Half of the {num}`published.a10g.cliff_cap_1_num_prompts` prompts at a cap of 1 take
+# The queue is there too. Half of the {num}`published.a10g.cliff_cap_1_num_prompts` prompts at a cap of 1 take
 # {num}`published.a10g.cliff_half_flood_s:.1f unit`, and the published median TTFT is
 # {num}`published.a10g.cliff_cap_1_ttft_p50_ms:,.0f unit`.
 #
 # ## What to take away
 #
 # - **A step has a shared part and an own part.** Batching divides the shared one. That is where its whole gain comes from.
-# - **Measure two numbers, fixed and slope.** Their ratio, the crossover, says how large a batch is worth having, and
-#   crossover + 1 is the most that any batch can gain.
-# - **Look at the running batch, not at the cap.** Room in the cache may end it long before the cap does.
-# - **One at a time is slow and unfair.** The wait is the place in the queue times a whole answer.
+# - **Measure two numbers, fixed and slope, and their intervals.** Their ratio, the crossover, says how large a batch is worth
+#   having, and crossover + 1 is the most that any batch can gain: if the step is a straight line, and if the points determine it.
+# - **Look at the running batch, not at the cap.** Room in the cache may end it long before the cap does. And count it at the
+#   client: a gauge that is refreshed when steps end misses prompts that are being read.
+# - **One at a time, everybody waits for all of those before them.** The order is fair. The wait is the place in the queue times a
+#   whole answer.
 # - **Never compare the TTFT of floods** with different numbers of prompts.
 #
 # ## What this page does not show

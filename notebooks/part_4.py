@@ -32,7 +32,18 @@ port = ""
 # %%
 from IPython.display import HTML, Markdown, display
 
-from inference_wall import headline, part_4, post, starvation_figures, starvation_published, starvation_tables, tables, trace, trace_figures, widgets
+from inference_wall import (
+    headline,
+    part_4,
+    post,
+    starvation_figures,
+    starvation_published,
+    starvation_tables,
+    starvation_words,
+    tables,
+    trace_figures,
+    widgets,
+)
 
 arms = post.open_runs("part_4", rig=rig, mode=mode, base_url=base_url, scale=scale, blocks=blocks, num_prompts=num_prompts, repeats=repeats,
                       port=port)
@@ -50,7 +61,7 @@ author_runs = starvation_published.runs()
 display(HTML(tables.setup_table(arms.first, numbers)))
 
 # %%
-display(Markdown(part_4.arms_sentence(found)))
+display(Markdown(starvation_words.arms_sentence(found)))
 
 # %% [markdown]
 # Each server gets the same three floods. In a flood all requests arrive at once.
@@ -59,8 +70,9 @@ display(Markdown(part_4.arms_sentence(found)))
 display(HTML(starvation_tables.load_table(found)))
 
 # %% [markdown]
-# `positive` is our {term}`positive control`: the load that *must* move the counter of {term}`preemptions <preemption>`
-# where the cache is cut. If it does not, the counter is broken, and no zero of any other load means anything.
+# `positive` is our {term}`positive control`. Where the arithmetic below says that somebody must go, it *must* move the
+# counter of {term}`preemptions <preemption>`. If it does not move there, the counter is broken, and no zero of any other
+# load means anything.
 #
 # ## What fits
 #
@@ -69,11 +81,16 @@ display(HTML(starvation_tables.load_table(found)))
 #
 # > requests that fit = usable blocks ÷ (tokens ÷ tokens in a block, rounded up, + blocks of state), rounded down.
 #
-# The blocks of state are those of a {term}`hybrid model`; for a model with attention only they are zero. The last
-# two columns check the formula on requests of full length against what the server itself printed when it started.
+# The blocks of state are those of a {term}`hybrid model`. Its layers are put into groups of one size, and each group of
+# layers with a {term}`recurrent state` takes one block a request, however long the text. A model with attention only has none.
+#
+# When it starts, the server prints a number of its own: how many requests of full length fit. It divides all blocks,
+# with the one that is its own, and does not round. So the last two columns put the formula in that form and the server's
+# number beside it.
 
 # %%
 display(HTML(starvation_tables.cache_table(found)))
+display(Markdown(starvation_words.room_sentence(found)))
 
 # %% [markdown]
 # ## The bound, before we measure
@@ -83,14 +100,14 @@ display(HTML(starvation_tables.cache_table(found)))
 # when it comes in, and {num}`part_4.here.cut_positive_need_end` when its answer is nearly done.
 
 # %%
-display(Markdown(part_4.expectation_sentence(found)))
+display(Markdown(starvation_words.expectation_sentence(found)))
 
 # %% [markdown]
 # "The rules" are the scheduler's, and there are only two that matter here. Running requests are served first, the oldest
 # admission first. When one needs a block and none is free, the request at the *end* of the running list is put out. Its
 # blocks are free at once, what was worked out for it is lost, and it goes to the *head* of the queue. We wrote these
-# rules down without a model, as a game of blocks, and played each flood to its end. No time, no machine, no
-# measurement is in the last column.
+# rules down without a model, as a game of blocks, and played each flood to its end. Lengths, blocks, seats and the
+# {term}`step budget` go into the last column. No time does.
 
 # %%
 display(HTML(starvation_tables.bound_table(found)))
@@ -101,7 +118,7 @@ display(HTML(starvation_tables.bound_table(found)))
 # Choose a cache and a load. Above, every bar is a request by arrival: waiting for its first token, then streaming. A
 # part in the third colour is a stretch in which this answer stood still while others went on. Below, on the same
 # seconds, is what the server said: who runs and who waits, how full the cache is, how many were put out so far.
-# The dotted line is the first request that ended. Until then nobody gives blocks back.
+# The dotted line is the first request that ended. Until then blocks come back only from those that are put out.
 
 # %%
 views = part_4.timelines(found)
@@ -114,8 +131,11 @@ else:
 # ## What was counted
 
 # %%
-display(Markdown(part_4.result_sentence(found)))
+display(Markdown(starvation_words.result_sentence(found)))
 display(HTML(starvation_tables.count_table(found)))
+
+# %%
+display(Markdown(starvation_words.ran_sentence(found)))
 
 # %% [markdown]
 # A zero needs more proof than a number. A counter that stands still may be right, or it may be dead. We call a zero a
@@ -124,7 +144,7 @@ display(HTML(starvation_tables.count_table(found)))
 # unknown.
 
 # %%
-display(Markdown(part_4.zero_sentence(found)))
+display(Markdown(starvation_words.zero_sentence(found)))
 
 # %%
 display(starvation_figures.demand(found.bounds, found.counts))
@@ -133,7 +153,7 @@ display(starvation_figures.demand(found.bounds, found.counts))
 # Right of the dashed line the first batch will need more than there is. The grey bars are the counts by the rules alone.
 
 # %%
-display(Markdown(part_4.rules_sentence(found)))
+display(Markdown(starvation_words.rules_sentence(found)))
 
 # %% [markdown]
 # ## A burst, or all the time?
@@ -142,7 +162,7 @@ display(Markdown(part_4.rules_sentence(found)))
 # putting requests out for as long as the load lasts. The first end divides the two.
 
 # %%
-display(Markdown(part_4.onset_sentence(found)))
+display(Markdown(starvation_words.onset_sentence(found)))
 
 # %% [markdown]
 # ## Who was put out
@@ -151,12 +171,12 @@ display(Markdown(part_4.onset_sentence(found)))
 # on; a slow step stops everybody. So we look for pauses in which somebody else received several tokens.
 
 # %%
-display(Markdown(part_4.victims_sentence(found)))
+display(Markdown(starvation_words.victims_sentence(found)))
 
 # %% [markdown]
-# This is the opposite of a fair queue, and it is meant to be. Whoever came first keeps its place, so the oldest
-# request always makes progress and the server can never lock up. The price is paid by the latest, in the middle of an
-# answer: a reader sees the text stop.
+# The rules ask for *last in, first out*, and with a reason. Whoever was let in first keeps its blocks, so the oldest
+# request always makes progress, and the server cannot lock up. Whoever is put out is in the middle of an answer: a
+# reader sees the text stop.
 #
 # ## What it costs
 #
@@ -166,7 +186,7 @@ display(Markdown(part_4.victims_sentence(found)))
 prices = part_4.prices(found)
 if prices:
     widgets.dial(prices, "Load")
-display(Markdown(part_4.price_sentence(found)))
+display(Markdown(starvation_words.price_sentence(found)))
 
 # %% [markdown]
 # There are two ways to pay. A request that is put out pays with a pause and with work done twice. A request that is *not
@@ -176,10 +196,10 @@ display(Markdown(part_4.price_sentence(found)))
 # ### The work that no counter shows
 #
 # A request that comes back is read again from the start: its prompt, and every token that it has already made. One
-# would look for that in the token counters.
+# would look for that in the server's token counters, one for prompts and one for answers.
 
 # %%
-display(Markdown(part_4.unseen_sentence(found)))
+display(Markdown(starvation_words.unseen_sentence(found)))
 
 # %% [markdown]
 # The author saw the same: {num}`published.a10g.starvation_excess_preemptions` preemptions, and an excess of
@@ -187,16 +207,22 @@ display(Markdown(part_4.unseen_sentence(found)))
 # these counters has made it up. What can be shown is time.
 #
 # ## A step from inside
+#
+# What no counter shows, a trace can show: the step in which lost work is done again. For that some equal streams run once
+# more on a cut cache, and the engine's profiler watches the steps around the first end. Then blocks are free again, and
+# whoever was put out comes back. The profiler slows the engine down. So no time here stands beside a measured one, and this
+# load is in none of the counts above.
 
 # %%
 traces = part_4.traces(found)
-for name, path in traces.items():
-    display(Markdown(f"`{name}`: {trace.words(path)}"))
-    display(trace_figures.step_strip(path))
-    display(trace_figures.operator_bars(path))
+for traced in traces:
+    display(Markdown(starvation_words.trace_sentence(traced)))
+    if traced.path is not None:
+        display(trace_figures.step_strip(traced.path))
+    if starvation_words.kinds_apart(traced):
+        display(trace_figures.operator_bars(traced.path))
 if not traces:
-    display(Markdown("No flood of this record ran under the profiler. A request that is read again would show as a prefill in the middle of other "
-                     "answers; the trace sections of the other parts show what such a step looks like."))
+    display(Markdown("No load of this set ran under the profiler."))
 
 # %% [markdown]
 # ## The published A10G, and its correction
@@ -250,19 +276,21 @@ display(starvation_figures.demand(found.bounds, found.counts, author_runs))
 # - **Room caps the batch before anything is put out.** Work out how many requests fit at their *end*, with answer, and set
 #   `max_num_seqs` no higher if a pause in mid-answer is worse than a wait.
 # - **Short prompts with long answers are the dangerous ones.** They are let in by the prompt and stay for the answer.
-# - **The latest pay.** Under pressure the oldest requests keep their pace and the last ones stop.
 # - **A zero needs a control.** Make the counter move first. Count from the engine's counter, never from a line of a log.
 # - **A counter at zero is not an empty queue.** A cache that is too small can make everybody wait and put nobody out.
-# - **Work done twice is in no token counter.** Compare times.
-#
+
+# %%
+display(Markdown(starvation_words.lessons(found)))
+
+# %% [markdown]
 # ## What this page does not show
 #
 # {num}`part_4.here.repeats` repeat(s) of each flood; {num}`part_4.here.invalid_points` of {num}`part_4.here.points` floods
 # failed a validity check. All requests of a flood are alike, and all arrive at once. With mixed lengths or with steady
 # arrivals the same rules hold, but they cannot be worked out in advance. The rules are those of this engine with its
 # first-come-first-served policy; engines that reserve room for the whole answer never preempt, and make more people wait. The
-# server is sampled four times a second, so a burst is timed no better than that. A request that is put out before
-# its first token leaves no mark in the streams.
+# server is sampled every {num}`part_4.here.sampling_s:.2f unit`, so a burst is timed no better than that. A request that is
+# put out before its first token leaves no mark in the streams.
 #
 # ## Reproduce
 

@@ -53,10 +53,11 @@ display(HTML(tables.setup_table(arms.first, numbers)))
 display(Markdown(quantization_words.variants_sentence(found)))
 
 # %% [markdown]
-# {term}`Quantization <quantization>`, as it was done to the small model that comes with this book, is short enough to say
-# in full. Take one row of a table of weights. Find its largest weight. Spread the whole numbers from -128 to 127 over
-# that range, and replace each weight by the nearest of them. Keep one more number a row, the *scale*, to turn whole
-# numbers back into weights. The table of words at the model's entrance and exit stays as it is.
+# {term}`Quantization <quantization>`, as it was done to the small model that comes with this book, takes few words. Take
+# one row of a table of weights. Find its largest weight. Spread the whole numbers from -128 to 127 over that range, and
+# replace each weight by the nearest of them. Keep one more number a row, the *scale*, to turn whole numbers back into
+# weights. The table of words at the model's entrance and exit stays as it is. The inputs of each multiplication are
+# rounded to 8 bits too, while it runs; so the arithmetic changes as well as the bytes.
 #
 # Three loads go to each server:
 #
@@ -83,19 +84,18 @@ display(Markdown(quantization_words.width_sentence(found)))
 
 # %% [markdown]
 # ## The bound, before we measure
-#
-# Just before the first server started, this machine moved memory at {num}`part_5.here.base_bandwidth_gb_s:.1f unit`, the
-# better of copying and reading. The unquantized variant streams {num}`part_5.here.base_streamed_gb:.2f unit` a step. So a
-# step of it takes at least **{num}`part_5.here.base_stream_ms:.1f unit`**, however few sequences share it. The table above
-# has the same bound for the others.
-#
-# The step time of a batch is not one number but a line:
+
+# %%
+display(Markdown(quantization_words.floor_sentence(found)))
+
+# %% [markdown]
+# The step time of a batch is not one number. The simplest model of it is a line:
 #
 # > step time = fixed term + batch × slope
 #
 # The fixed term is what all share, above all the stream of weights. The slope is what each sequence adds. Fewer bits in
 # the weights should shrink the fixed term. They have no hold on the slope as far as that is made of a sequence's own
-# notes, which keep their format.
+# notes, which keep their format. Whether the steps lie on a line has to be seen first.
 #
 # Three rules compete for the fixed term: it could follow the streamed bytes, the loaded bytes, or the number of
 # parameters.
@@ -107,6 +107,10 @@ display(Markdown(quantization_words.bound_sentence(found)))
 # There is a reason to doubt all of them. A step waits for whichever takes longest: for bytes, or for arithmetic. A GPU has
 # hundreds of operations to spend on each byte that it moves, so a small batch waits for bytes. A processor has few, and
 # with one thread fewer still. There, arithmetic may be the limit, and bytes that nobody waits for cost nothing.
+#
+# That also spoils the test. A format that multiplies whole numbers of 8 bits makes the arithmetic cheaper, perhaps by
+# about the factor by which it shrinks the bytes. Then a ratio just as the bytes predict it proves nothing. It counts as
+# proof only if the unquantized step really waits for its bytes, that is, if it uses most of the bandwidth.
 #
 # ## What ran
 #
@@ -125,6 +129,9 @@ display(Markdown(quantization_words.kernel_sentence(found)))
 
 # %%
 display(quantization_figures.step_lines(found.rows, found.steps, found.fits))
+
+# %%
+display(Markdown(quantization_words.line_sentence(found)))
 
 # %%
 display(HTML(quantization_words.steps_table(found)))
@@ -202,8 +209,8 @@ for arm, path in traces.items():
 display(Markdown(quantization_words.trace_words(found)))
 
 # %% [markdown]
-# Fewer bits act on one family of operators, the multiplication by weights. Whatever the other families take is taken in
-# every format. The larger their share, the less there is to gain.
+# Fewer bits act on one family of operators, the multiplication by weights. The larger the share of the others, the less
+# there is to gain. A format may also add work, such as rounding the inputs.
 #
 # ## The published A10G beside it
 #
@@ -222,43 +229,54 @@ display(Markdown(quantization_words.trace_words(found)))
 # {num}`published.a10g.awq_fixed_ms:.1f unit`: a ratio of **{num}`published.a10g.awq_fixed_ratio:.2f`**, not of
 # {num}`published.a10g.awq_loaded_ratio:.2f`.
 #
-# Streamed bytes explain it. From the shapes of the two models a step of the 4B streams
-# {num}`published.a10g.fp16_streamed_gb:.2f unit`. For the 9B we assume that only the largest matrices of each layer have
-# 4 bits; then its text part loads {num}`published.a10g.awq_text_gib:.1f unit` of the
-# {num}`published.a10g.awq_loaded_gib:.2f unit` that the log prints (the rest would be the part that sees images, which
-# this server never runs), and a step streams {num}`published.a10g.awq_streamed_gb:.2f unit`. The ratio is
-# {num}`published.a10g.awq_streamed_ratio:.2f`. The difference to the loaded bytes is mostly the 9B's table of words,
-# which is looked up and not streamed. Both models then ran at over
-# {num}`published.a10g.fp16_of_bandwidth_percent:.0f` percent of the bandwidth that the author measured.
+# Streamed bytes would explain it, if only the largest matrices of each layer of the 9B have 4 bits. That is an assumption
+# of ours, not something that the author printed. From the shape of the 4B, a step of it streams
+# {num}`published.a10g.fp16_streamed_gb:.2f unit`. By the assumption, the 9B's text part loads
+# {num}`published.a10g.awq_text_gib:.1f unit` of the {num}`published.a10g.awq_loaded_gib:.2f unit` that the log prints (the
+# rest would be the part that sees images, which this server never runs), and a step streams
+# {num}`published.a10g.awq_streamed_gb:.2f unit`. The ratio would be {num}`published.a10g.awq_streamed_ratio:.2f`. The
+# difference to the loaded bytes would be mostly the 9B's table of words, which is looked up and not streamed. Both models
+# would then have run at over {num}`published.a10g.fp16_of_bandwidth_percent:.0f` percent of the bandwidth that the author
+# measured.
 #
-# So the shared part of a step is nearly equal, and the lost {num}`published.a10g.awq_lost_percent:.0f` percent must come
-# from elsewhere: each sequence costs {num}`published.a10g.awq_slope_ratio:.2f` times as much, prompts are read by a larger
-# model, and the cache seats fewer requests ({num}`published.a10g.awq_full_requests:.0f` of full length against
+# Whatever the reason, the shared part of a step is nearly equal in the published fits, and the lost
+# {num}`published.a10g.awq_lost_percent:.0f` percent must come from elsewhere: each sequence costs
+# {num}`published.a10g.awq_slope_ratio:.2f` times as much, prompts are read by a larger model, and the cache seats fewer
+# requests ({num}`published.a10g.awq_full_requests:.0f` of full length against
 # {num}`published.a10g.fp16_full_requests:.0f`). The published figures do not tell these three apart.
 
 # %%
 display(quantization_figures.relative(found.rows, found.fits, part_5.published_frame()))
 
 # %% [markdown]
-# To the left the batch is small and the fixed terms decide; to the right the slopes do. The stars are floods. Where a star
-# lies off its line, something that is not decode took part: the reading of prompts, or the number of seats.
-#
+# To the left the batch is small and the fixed terms decide; to the right the slopes do. The stars are floods, drawn at the
+# right edge whatever their batch. A star lies off the end of its line where its batch was another, and where something that
+# is not decode took part: the reading of prompts, or the number of seats.
+
+# %%
+display(Markdown(quantization_words.relative_sentence(found)))
+
+# %% [markdown]
 # ## What to take away
 #
 # - **Count what a step streams, not what a server loads.** A table that is looked up costs memory and no time.
 # - **A format is a kernel.** Ask the log and the trace which one ran, before you believe a speed.
-# - **Fewer bits help where bytes are what a step waits for.** Divide streamed bytes by the fixed term. If that is near the
-#   machine's bandwidth, they are. If it is far below, look elsewhere first.
-# - **The slope does not care about weight bits.** In a large batch each sequence's own cost is most of the step.
+# - **Fewer bytes help where bytes are what a step waits for.** Divide streamed bytes by the time of a small step. If that
+#   is near the machine's bandwidth, they are. If it is far below, look elsewhere first: a format may still be faster, by
+#   its arithmetic.
+# - **Fewer weight bits do not shrink a sequence's own notes.** Where arithmetic makes the slope, a format can change it
+#   either way: look at the measured ratio.
 # - **A bigger model pays again when it reads prompts,** and it may seat fewer requests.
 # - **Look at the words.** A speed without a check of the words is half a result.
 #
 # ## What this page does not show
 #
-# One machine, {num}`part_5.here.repeats` repeat(s), and a plain rounding without calibration for the embedded model;
-# methods that look at data lose less. The kernels of other formats, and of GPUs, have their own limits. The interval of a
-# ratio is approximate. Weights that are random stand for bytes and not for words. And "quality" here is one text and a
-# few sentences: for a decision, ask your own questions.
+# One machine, {num}`part_5.here.repeats` repeat(s). {num}`part_5.here.invalid_points` of {num}`part_5.here.points` points
+# failed a validity check; the [provenance page](../pages/provenance.md) lists each check. Bytes and arithmetic were not
+# varied apart from each other. The embedded model was rounded plainly, without calibration; methods that look at data lose
+# less. The kernels of other formats, and of GPUs, have their own limits. The interval of a ratio is approximate. Weights
+# that are random stand for bytes and not for words. And "quality" here is one text and a few sentences: for a decision, ask
+# your own questions.
 #
 # ## Reproduce
 

@@ -14,6 +14,8 @@ LENGTH, BATCHES = 32, (1, 2, 4, 8)
 BASE = {"fixed": 2_000, "slope": 100, "loaded": 540_000_000, "streamed": 500_000_000, "parameters": 135_000_000}
 SAME = {"fixed": 1_000, "slope": 100, "loaded": 300_000_000, "streamed": 250_000_000, "parameters": 135_000_000}
 BIGGER = {"fixed": 2_200, "slope": 250, "loaded": 700_000_000, "streamed": 525_000_000, "parameters": 360_000_000}
+# Steps of a real CPU run: no line. In record units by batch.
+UNEVEN = {1: 4_690, 2: 5_590, 4: 3_990, 8: 5_250, 16: 7_160}
 WORDS = [[number] * 32 for number in range(8)]  # continuations of the unquantized variant
 
 
@@ -32,13 +34,15 @@ class Run:
     """What the pages use of a record."""
 
     def __init__(self, arm, facts=None, *, flood=None, quality=None, weights="checkpoint", kernel=None, batches=BATCHES, bandwidth=True,
-                 not_testable=None, traces=None, dtype="float32"):
+                 not_testable=None, traces=None, dtype="float32", steps=None, threads=None, engine_threads=None):
         self.arm, self.name, self.not_testable, self.is_local = arm, f"{arm}-00000000-20261130T000000Z", not_testable, False
         self.said = {"kv_cache_tokens": 23_296, "max_concurrency": 11.4}
         self.said |= {"quantization_kernel": kernel, "quantization": "compressed-tensors"} if kernel else {}
         start = {"server_start": 0, "server": {"ready_s": 20.0, "argv": ["vllm", "serve", "toy"], "said": self.said}}
         if bandwidth:
-            start["bandwidth"] = {"copy_gb_s": 20.0, "read_gb_s": 25.0}
+            start["bandwidth"] = {"copy_gb_s": 20.0, "read_gb_s": 25.0 if bandwidth is True else bandwidth, "threads": threads}
+        if engine_threads:
+            start["server"]["environment"] = {"OMP_NUM_THREADS": str(engine_threads)}
         known = facts and {"loaded_bytes": facts["loaded"], "streamed_bytes": facts["streamed"], "parameters": facts["parameters"], "reason": None,
                            "by_format": {dtype: {"parameters": facts["parameters"], "bytes": facts["loaded"]}}}
         self.document = {"post": "part_5", "rig": {"name": "cpu", "title": "a toy engine"}, "flags": {"max-num-seqs": 16, "max-model-len": 2048},
@@ -46,8 +50,9 @@ class Run:
                          "model": {"name": f"toy {arm}", "weights": weights, "dtype": dtype, "weight_bytes": 1, "config": None, "facts": known},
                          "settings": {"repeats": 1}, "parameters": {"scale": 1.0}, "arm": arm}
         self.points, self._frames, self._traces = [], {}, traces or {}
-        for batch in batches if facts else ():
-            self.add({"load": "steps", "kind": "streams", "num_prompts": batch, "output_len": 48}, streams(batch, facts["fixed"], facts["slope"]))
+        for batch in steps or (batches if facts else ()):
+            line = (steps[batch], 0) if steps else (facts["fixed"], facts["slope"])
+            self.add({"load": "steps", "kind": "streams", "num_prompts": batch, "output_len": 48}, streams(batch, *line))
         if flood is not None:
             self.add({"load": "flood", "kind": "bench", "num_prompts": 48, "output_len": 32}, streams(2, 2_000, 100, 32),
                      steady_output_tok_s=flood, steady_req_s=flood / 32, running_mean=14.0)

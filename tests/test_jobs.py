@@ -51,12 +51,14 @@ def test_an_unfinished_run_goes_on_as_it_would_have(monkeypatch):
     plan = job.plan(2.0)
     finished = [{**point.as_dict(), "summary": summary} for point in plan[:3]]
     assert jobs.missing_points(job, finished) == plan[3:]
-    finished = [{**point.as_dict(), "summary": summary} for point in plan]
+    finished = [{**point.as_dict(), "summary": summary} for point in plan if point.pass_name != "trace"]
     monkeypatch.setattr(jobs.records, "frame_of_points", lambda points, name: frame((1.2, 500), (2.4, 5000)))
-    (extra,) = jobs.missing_points(job, finished)
+    extra, trace = jobs.missing_points(job, finished)
+    assert trace.pass_name == "trace"  # last, whatever else is still to come
     assert (extra.index, extra.request_rate, extra.pass_name) == (len(plan), 1.7, "measured")
     finished.append({**extra.as_dict(), "summary": summary})
-    assert jobs.missing_points(job, finished) == []
+    assert jobs.missing_points(job, finished) == [trace]
+    assert jobs.missing_points(job, [*finished, {**trace.as_dict(), "summary": summary}]) == []
 
 
 def test_arms_of_different_posts_share_a_server_where_all_that_decides_it_is_equal():
@@ -87,7 +89,17 @@ def test_an_arm_with_its_own_model_says_so_and_no_trace_of_the_rigs_model_is_lef
 
 
 def test_on_somebody_elses_server_only_the_rigs_own_arm_is_measured():
-    assert [job.arm.name for job in jobs.prepare("part_2", "cpu", {"base_url": "http://127.0.0.1:9"})] == ["chunked-2048"]
+    (job,) = jobs.prepare("part_2", "cpu", {"base_url": "http://127.0.0.1:9"})
+    assert job.arm.name == "chunked-2048" and len(job.set_arms) == 4  # so that the set never passes for a complete one
+    with pytest.raises(WallError, match="none of the arms"):
+        jobs.prepare("part_2", "cpu", {"base_url": "http://127.0.0.1:9", "budgets": "512,128"})
+
+
+def test_another_machine_is_another_set(monkeypatch):
+    here = jobs.prepare("part_2", "cpu", {})[0]
+    monkeypatch.setattr(jobs, "machine", lambda: {"cpu": "another", "cores": 1, "gpus": []})
+    there = jobs.prepare("part_2", "cpu", {})[0]
+    assert here.set_id != there.set_id and here.identity != there.identity
 
 
 def test_a_flag_both_on_and_off_is_refused(monkeypatch):

@@ -5,7 +5,7 @@ import contextlib
 import pandas as pd
 import pytest
 
-from inference_wall import arms, jobs, measure, records
+from inference_wall import arms, jobs, measure, records, run_document
 from inference_wall.errors import EngineRefused, WallError
 from inference_wall.load import LoadResult
 
@@ -73,7 +73,7 @@ def stand_ins(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "_server", lambda job, folder: Server(job))
     monkeypatch.setattr(measure, "_clients", lambda job, url: dict.fromkeys(("bench", "probe", "quality"), Client()))
     monkeypatch.setattr(measure, "Watcher", Watcher)
-    monkeypatch.setattr(measure, "bandwidth", lambda device, report: {"copy_gb_s": 1.0})
+    monkeypatch.setattr(measure, "before", lambda job, report: {"host": {}, "gpus": [], "bandwidth": {"copy_gb_s": 1.0}})
     monkeypatch.setattr(measure, "_excerpt", lambda profiler, folder, index: (None, {"reason": "no profiler"}))
     monkeypatch.setattr(Server, "started", [])
     monkeypatch.setattr(Server, "refuse", {})
@@ -125,6 +125,52 @@ def test_a_refusal_of_the_rigs_own_flags_is_an_error():
         run()
 
 
+def test_an_arm_that_was_measured_is_not_refused_when_a_later_start_fails():
+    Client.stop_at = 13  # in the last arm, after its first point
+    with pytest.raises(measure.Stopped):
+        run()
+    Client.stop_at = None
+    Server.refuse = {"unchunked": EngineRefused("no such flag", "the server ended with status 2", "mend the rig")}
+    with pytest.raises(WallError, match="ended with status 2"):
+        run()
+
+
+def test_the_profiler_comes_after_every_other_point_of_every_job_on_a_server():
+    run("part_2", also={"part_3": {}})
+    shared = Client.ran[: Client.ran.index(("chunked-512", "light", "cold"))]
+    passes = [name for _, _, name in shared]
+    assert {arm for arm, _, _ in shared} == {"chunked-2048", "cap-16"}
+    assert "trace" not in passes[: passes.index("trace")] and set(passes[passes.index("trace"):]) == {"trace"}
+
+
+def test_a_rider_that_fails_is_left_for_its_own_turn_and_the_wanted_post_goes_on(monkeypatch):
+    run_point = Client.run
+
+    def failing(self, point, **more):
+        if point.arm == "cap-16":
+            raise WallError("no tokenizer", "mend it")
+        return run_point(self, point, **more)
+
+    monkeypatch.setattr(Client, "run", failing)
+    events = []
+    run("part_2", also={"part_3": {}}, events=events)
+    assert not arms.newest("part_2", "cpu").missing and arms.newest("part_3", "cpu") is None
+    assert any("part_3 cap-16 is left for later" in facts.get("text", "") for _, facts in events)
+
+
+def test_two_measurements_at_once_are_refused(stand_ins):
+    import fcntl
+
+    (stand_ins / "local").mkdir()
+    with (stand_ins / "local" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("4711")
+        lock.flush()
+        with pytest.raises(WallError, match="process 4711"):
+            run()
+    assert Server.started == []
+
+
 def test_what_lies_in_the_machine_is_no_refusal():
     Server.refuse = {"unchunked": WallError("the disk is full", "free some space")}
     with pytest.raises(WallError, match="the disk is full"):
@@ -156,5 +202,6 @@ def test_the_same_request_measures_nothing_again_unless_it_asks_for_newer_record
 
 
 def test_paths_of_this_machine_do_not_reach_a_record(monkeypatch):
-    monkeypatch.setattr(measure, "_PATHS", {"/home/somebody": "~", "/home/somebody/wall": "<repo>"})
-    assert measure.scrub({"a": ["/home/somebody/wall/x", 3], "b": "/home/somebody/.cache"}) == {"a": ["<repo>/x", 3], "b": "~/.cache"}
+    monkeypatch.setattr(run_document, "PATHS", {"/home/somebody": "~", "/home/somebody/wall": "<repo>", "/": "<models>"})
+    given = {"a": ["/home/somebody/wall/x", 3], "b": "/home/somebody/.cache", "c": "/home/somebodyelse http://127.0.0.1:1/v1"}
+    assert run_document.scrub(given) == {"a": ["<repo>/x", 3], "b": "~/.cache", "c": "/home/somebodyelse http://127.0.0.1:1/v1"}

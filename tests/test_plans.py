@@ -55,7 +55,7 @@ def test_every_point_of_every_arm_has_its_own_number_and_its_own_prompts(post):
         assert [point.index for point in points] == list(range(len(points)))
         assert len({point.seed for point in points}) == len(points)
         passes = [point.pass_name for point in points]
-        assert passes[0] == "cold" and passes == sorted(passes, key=["cold", "calibration", "measured", "trace"].index) or post == "part_1"
+        assert (passes[0] == "cold" and passes == sorted(passes, key=["cold", "calibration", "measured", "trace"].index)) or post == "part_1"
 
 
 def test_an_arm_with_the_rigs_own_flags_is_the_rig_itself():

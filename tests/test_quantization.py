@@ -101,15 +101,20 @@ def test_the_interval_of_a_ratio_adds_squares():
     ({"streamed": 1.0, "loaded": None, "parameters": 1.0}, 1.2, (1.1, 1.3), ["streamed bytes", "parameters"], "cannot tell"),
     ({"streamed": None, "loaded": 1.3, "parameters": None}, 1.2, (1.1, 1.3), ["loaded bytes"], "cannot tell"),
     ({"streamed": 1.0, "loaded": 1.0, "parameters": 2.0}, None, (None, None), [], "cannot tell"),
+    ({"streamed": 0.4, "loaded": 0.5, "parameters": 1.0}, 3.0, (2.8, 3.2), ["parameters"], "neither"),  # slower, by a factor that nothing predicts
+    ({"streamed": 0.4, "loaded": 0.5, "parameters": 1.0}, 0.2, (None, None), ["streamed bytes"], "neither"),
+    ({"streamed": 0.4, "loaded": 0.5, "parameters": 1.0}, 1.51, (0.9, 2.5), ["parameters"], "parameters"),  # within its interval
+    ({"streamed": 1.0, "loaded": 1.0, "parameters": 1.0}, 2.0, (None, None), ["streamed bytes", "loaded bytes", "parameters"], "neither"),
 ])
 def test_the_nearest_prediction(predicted, measured, interval, nearest, says):
     found = quantization.judge(predicted, measured, *interval)
     assert (found["nearest"], found["says"]) == (nearest, says)
-    assert bool(found["reason"]) == (says == "cannot tell")
+    assert bool(found["reason"]) == (says in ("cannot tell", "neither"))
 
 
 @pytest.mark.parametrize(("fixed_same", "fixed_bigger", "expected"), [
     (1_000, 2_200, "held"), (1_000, 3_000, "moved"), (1_800, 2_200, "did not hold"), (1_000, 5_000, "did not hold"),
+    (6_000, 2_200, "did not hold"), (300, 2_200, "did not hold"),  # neither is near
 ])
 def test_the_verdict_goes_both_ways(fixed_same, fixed_bigger, expected):
     same, bigger = (toy.Run(arm, facts | {"fixed": fixed}) for arm, facts, fixed in
@@ -118,13 +123,44 @@ def test_the_verdict_goes_both_ways(fixed_same, fixed_bigger, expected):
     assert verdict == expected and "int8: measured" in because
 
 
+@pytest.mark.parametrize(("bandwidth", "engine_threads", "expected", "because"), [
+    (41.0, None, "held", "uses 61 percent of the bandwidth"), (43.0, None, "moved", "uses 58 percent of the bandwidth, so it does not wait for bytes"),
+    (250.0, None, "moved", "fewer bits also change the arithmetic"), (None, None, "moved", "the bandwidth was not measured"),
+    (25.0, 1, "moved", "with 2 threads, and the engine computes with 1"), (25.0, 2, "held", "uses 100 percent"),
+])
+def test_bytes_prove_nothing_unless_the_step_waits_for_them(bandwidth, engine_threads, expected, because):
+    more = {"bandwidth": bandwidth, "threads": 2, "engine_threads": engine_threads}
+    arms = toy.arm_set(toy.base(**more), toy.same(**more), toy.bigger(**more))
+    verdict, said = quantization.verdict(quantization.comparisons(quantization.variants(arms)))
+    assert verdict == expected and because in said
+
+
+def test_steps_that_are_no_line_are_compared_as_measured():
+    half = {batch: time // 2 for batch, time in toy.UNEVEN.items()}
+    rows = quantization.variants(toy.arm_set(toy.Run("float32", toy.BASE, steps=toy.UNEVEN), toy.Run("int8", toy.SAME, steps=half)))
+    start = row(rows, "float32")
+    assert start["line_doubt"] == "the interval of its slope includes 0" and start["crossover"] is None
+    assert start["shared_ms"] == start["one_ms"] == pytest.approx(46.9) and start["shared_by"] == quantization.ONE
+    assert start["effective_gb_s"] == pytest.approx(0.5 / 0.0469) and (start["largest_batch"], start["largest_ms"]) == (16, pytest.approx(71.6))
+    pair = quantization.comparisons(rows).iloc[0]
+    assert pair["measured"] == pair["one"] == pytest.approx(0.5) and pair["measured_by"] == quantization.ONE and pair["low"] is None
+    assert pair["largest"] == pytest.approx(0.5) and pair["largest_batch"] == 16 and pair["slope"] is None and "includes 0" in pair["line_doubt"]
+
+
+def test_one_bad_line_puts_the_whole_pair_on_measured_steps():
+    rows = quantization.variants(toy.arm_set(toy.base(), toy.Run("int8", toy.SAME, steps=toy.UNEVEN)))
+    assert [doubt is None for doubt in rows["line_doubt"]] == [True, False]
+    pair = quantization.comparisons(rows).iloc[0]
+    assert pair["measured"] == pytest.approx(46.9 / 21) and pair["largest_batch"] == 8  # the largest that both ran
+
+
 def test_one_variant_decides_nothing():
     verdict, because = quantization.verdict(quantization.comparisons(quantization.variants(toy.arm_set(toy.base()))))
     assert verdict == "not measured here" and "no second variant" in because
 
 
 def test_too_few_batches_give_a_reason():
-    pairs = quantization.comparisons(quantization.variants(toy.arm_set(toy.base(), toy.same(batches=(1, 2)))))
+    pairs = quantization.comparisons(quantization.variants(toy.arm_set(toy.base(), toy.same(batches=(2, 4)))))
     assert pairs.iloc[0]["measured"] is None and "needs 3" in pairs.iloc[0]["reason"]
     assert quantization.verdict(pairs)[0] == "not measured here"
 
@@ -167,9 +203,20 @@ SETS = {
     "base missing": lambda: toy.arm_set(toy.same(), names=["float32", "int8"]),
     "no steps": lambda: toy.arm_set(toy.base(batches=()), toy.same(batches=())),
     "no flood": lambda: toy.arm_set(toy.base(flood=None), toy.same(flood=None), toy.bigger(flood=None)),
+    "uneven": lambda: toy.arm_set(*(toy.Run(arm, facts, steps=toy.UNEVEN, flood=flood, kernel="CPUInt8") for arm, facts, flood in
+                                    (("float32", toy.BASE, 200.0), ("int8", toy.SAME, 300.0), ("bigger-int8", toy.BIGGER, 120.0)))),
+    "hub": lambda: toy.arm_set(*(_from_a_hub(run, size) for run, size in ((toy.base(), 8.61), (toy.bigger(), 11.21)))),
+    "other threads": lambda: toy.arm_set(*(make(threads=2, engine_threads=1) for make in (toy.base, toy.same, toy.bigger))),
+    "no bandwidth": lambda: toy.arm_set(toy.base(bandwidth=None), toy.same(bandwidth=False)),
     "all refused": lambda: toy.arm_set(toy.refused("float32"), toy.refused("int8")),
     "no slope": lambda: toy.arm_set(toy.Run("float32", toy.BASE | {"slope": 0}, flood=10.0), toy.Run("int8", toy.SAME | {"slope": 0}, flood=12.0)),
 }
+
+
+def _from_a_hub(run, gib):
+    """Weights that the server read from a hub: only its log says how much it loaded."""
+    run.said["weights_gib"] = gib
+    return _without_facts(run)
 
 
 def _without_facts(run):
@@ -207,6 +254,18 @@ def test_relative_speed_goes_from_the_ratio_of_fixed_terms_to_that_of_slopes(arm
     # batch = x * 20: (20 + 20 x) / (22 + 50 x)
     assert line.y[0] == pytest.approx((20 + 0.4) / (22 + 1.0), rel=1e-4) and line.y[-1] == pytest.approx(120 / 272, rel=1e-4)
     assert next(trace for trace in figure.data if trace.name == "int8, flood").y[0] == pytest.approx(1.5)
+
+
+def test_a_line_that_is_none_is_not_used_in_figures():
+    found = part_5.look(SETS["uneven"]())
+    figure = quantization_figures.relative(found.rows, found.fits, part_5.published_frame())
+    ours = [trace.name for trace in figure.data if not trace.name.startswith("A10G")]
+    assert ours == ["int8, flood", "bigger-int8, flood"] and "cannot be relied on" in figure.layout.meta["alt"]
+    curves = [trace for trace in quantization_figures.throughput(found.rows, found.steps, found.fits).data if trace.mode == "lines"]
+    assert not curves
+    drawn = quantization_figures.step_lines(found.rows, found.steps, found.fits)
+    assert all(trace.line.dash == "dot" for trace in drawn.data if trace.mode == "lines") and "a poor description" in drawn.layout.meta["alt"]
+    assert "by steps of one sequence" in quantization_figures.ratios(found.pairs).layout.meta["alt"]
 
 
 def test_bars_hold_the_bytes(rows):

@@ -432,8 +432,8 @@ def test_requests_sent_as_a_step_ends_are_invisible_through_the_long_step_after_
     ending[3] += [(1.05, 1), (5.05, 1), (5.1, 1)]  # the fourth goes on: one short step, then the long one
     sent = [1.0005, 1.0015, 1.0025]
     anew = {4 + number: [(5.05, 1), (5.1, 1)] for number in range(3)}
-    requests = make_requests([((0.05, 0.05, 0.1 + request / 1e3, ending[request][-1][0]), 8, len(ending[request]), "completed") for request in range(4)]
-                             + [((time, time, 5.05, 5.1), 8, 2, "completed") for time in sent])
+    rows = [((0.05, 0.05, 0.1 + request / 1e3, ending[request][-1][0]), 8, len(ending[request]), "completed") for request in range(4)]
+    requests = make_requests(rows + [((time, time, 5.05, 5.1), 8, 2, "completed") for time in sent])
     chunks = make_chunks({**ending, **anew})
     seen = stats._second_step_end(requests, chunks) * stats.UNIT_S
     assert seen[4:] == pytest.approx([5.05] * 3)

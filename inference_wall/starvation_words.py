@@ -1,0 +1,292 @@
+"""Part 4 in words that depend on the data.
+
+What:   sentences and list items from `part_4.look`: what fits, what was counted, who was put out, what it costs, what a trace shows.
+Why:    prose that is typed must stay true however a measurement comes out, also when an arm is refused or nobody was put out.
+Use:    found = part_4.look(arms); display(Markdown(result_sentence(found)))
+Not:    named numbers and the verdict (`part_4`), tables and figures (`starvation_tables`, `starvation_figures`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from . import cache_room, starvation, trace
+from .chart import digits
+from .part_4 import NO_PAIR, Findings, Traced, amount, none_of, verdict
+from .starvation import CONTROL
+
+
+def arms_sentence(found: Findings) -> str:
+    """Which caches stand beside one another, and which do not and why. Markdown."""
+    parts = [f"The caches that were measured: {', '.join(f'`{arm}`' for arm in found.arms.testable) or 'none'}."]
+    parts += [f"The engine refused `{arm}`: {why}." for arm, why in found.arms.refused.items()]
+    if found.arms.missing:
+        parts.append(f"Not measured: {', '.join(f'`{arm}`' for arm in found.arms.missing)}. What the text says of them is left open.")
+    return " ".join(parts)
+
+
+# --- the bound --------------------------------------------------------------------------------------------------------
+
+
+def room_sentence(found: Findings) -> str:
+    """Whether the room formula, with blocks of state from the model's layers, agrees with what the servers printed. Markdown."""
+    rooms = {arm: cache_room.room(run) for arm, run in found.arms.testable.items()}
+    known = {arm: room for arm, room in rooms.items() if room.cache is not None}
+    if not known:
+        return "What fits cannot be worked out here: " + "; ".join(f"`{arm}`: {room.reason}" for arm, room in rooms.items()) + "."
+    fitted = [room for room in known.values() if not room.from_layers]
+    if fitted:
+        return (f"Here the blocks of state cannot be worked out from the model: {fitted[0].layers_reason}. They are taken from what the server "
+                "printed, so the last two columns agree by construction and prove nothing. The formula is tested below, by the requests that ran.")
+    state = next(iter(known.values())).cache.state_blocks
+    text = ("The model has attention layers only, so a request takes no blocks of state." if state == 0 else
+            f"By the model's layers a request takes {amount(state, 'block')} of state.")
+    judged = {arm: room for arm, room in known.items() if room.agrees is not None}
+    if not judged:
+        return text + " What the server makes of that it did not print. The formula is tested below, by the requests that ran."
+    off = [f"`{arm}`: {room.formula:.2f} by the formula, {room.printed:.2f} printed" for arm, room in judged.items() if not room.agrees]
+    if off:
+        return text + f" **Formula and server differ** ({'; '.join(off)}). So read what follows from the formula with care."
+    same = "the cache" if len(judged) == 1 else "both caches" if len(judged) == 2 else f"all {len(judged)} caches"
+    return text + f" Nothing in that comes from the server's own number, and for {same} the two **agree**."
+
+
+def expectation_sentence(found: Findings) -> str:
+    """What room formula and rules say of the control on the smallest cache, before the measurement. Markdown."""
+    bound = found.bound(found.cut, CONTROL)
+    if not bound or none_of(bound.get("admitted")) is None:
+        return f"What must happen cannot be worked out here: {bound.get('reason') or NO_PAIR}."
+    text = (f"On `{found.cut}` the control lets {amount(int(bound['admitted']), 'request')} in, and {int(bound['fits'])} of them fit at their end. "
+            f"Together they will ask for {amount(int(bound['demand']), 'block')} of {int(bound['usable'])}")
+    over = bound["demand"] > bound["usable"]
+    if bound["must"]:
+        text += ": **somebody must be put out.**" if over else (". That would fit, but more are let in than fit, each by the first piece of its "
+                                                                "prompt: **somebody must be put out.**")
+    else:
+        text += ". But some end before the others have grown, so nobody has to be put out." if over else ": nobody has to be put out."
+    if none_of(bound.get("rules")) is not None:
+        text += (f" Played to the end, the rules give **{amount(int(bound['rules']), 'preemption')}**, {int(bound['rules_before'])} of them before "
+                 f"the first request ends, and {amount(int(bound['read_again']), 'token')} to be worked out again.")
+    return text
+
+
+# --- what was counted -------------------------------------------------------------------------------------------------
+
+
+def result_sentence(found: Findings) -> str:
+    """The result, whichever way it came out. Markdown."""
+    shape, because = verdict(found)
+    opening = {"held": "The shape of the series' correction held", "moved": "The shape held, in another place",
+               "did not hold": "The shape did not hold", "not measured here": "No verdict here"}[shape]
+    return f"**{opening}:** {because}."
+
+
+def ran_sentence(found: Findings) -> str:
+    """The test of the room formula by what ran: the largest sampled batch of each flood against the rules. Markdown."""
+    known, off, limited = [], [], 0
+    for row in found.counts.to_dict("records") if len(found.counts) else []:
+        bound = found.bound(row["arm"], row["load"])
+        ran, peak = none_of(row["running_max"]), none_of(bound.get("rules_peak"))
+        if ran is None or peak is None:
+            continue
+        known.append(row)
+        limited += int(peak < bound["cap"])
+        if int(ran) != int(peak):
+            off.append(f"`{row['arm']}`/{row['load']}: {int(ran)} ran, {int(peak)} expected" + (", **more than fit**" if ran > peak else ""))
+    if not known:
+        return "How many requests ran at once cannot be compared with the formula here."
+    text = (f"First the room formula. In {len(known) - len(off)} of {amount(len(known), 'flood')} the largest batch that a sample caught is exactly "
+            f"the one that formula and rules allow. ")
+    text += f"The others: {'; '.join(off)}. A batch that lasts for less than the time between two samples can be missed. " if off else ""
+    if not limited:
+        return text + "Seats alone are limit enough in all of them, so this says little about room."
+    return text + f"In {limited} the blocks end the batch before the seats do, so the formula is what is tested there."
+
+
+def zero_sentence(found: Findings) -> str:
+    """Which zeros may be believed. Markdown."""
+    if found.counts.empty:
+        return "No flood was measured."
+    names = {"control": "is a zero of a counter that was seen to move on the same server", "room": "is zero by arithmetic: the load fits at its end"}
+    parts = []
+    for proof, text in names.items():
+        rows = found.counts[found.counts["proof"] == proof]
+        if len(rows):
+            parts.append(f"{_listed(rows)} {text}.")
+    unknown = found.counts[found.counts["preemptions"].isna()]
+    if len(unknown):
+        parts.append(f"{_listed(unknown)} is **unknown**: {'; '.join(dict.fromkeys(unknown['why']))}.")
+    return " ".join(parts) or "Every load moved the counter, so there is no zero to defend."
+
+
+def _listed(rows: pd.DataFrame) -> str:
+    return ", ".join(dict.fromkeys(f"`{arm}`/{load}" for arm, load in zip(rows["arm"], rows["load"], strict=True)))
+
+
+def rules_sentence(found: Findings) -> str:
+    """How the counts compare with the rules alone. Markdown."""
+    rows = [(row, found.bound(row["arm"], row["load"]).get("rules")) for row in found.counts.to_dict("records")] if len(found.counts) else []
+    known = [(int(row["raw"]), int(rules), row) for row, rules in rows if none_of(row["raw"]) is not None and none_of(rules) is not None]
+    if not known:
+        return "The counts cannot be compared with the rules here."
+    off = [f"`{row['arm']}`/{row['load']}: counted {raw}, by the rules {rules}" for raw, rules, row in known if raw != rules]
+    text = f"In {len(known) - len(off)} of {amount(len(known), 'flood')} the counter moved exactly as often as the rules say."
+    return text + (f" The others: {'; '.join(off)}." if off else "")
+
+
+def onset_sentence(found: Findings) -> str:
+    """Whether preemptions belong to the start of the flood or go on. Markdown."""
+    point = found.point(found.cut, CONTROL)
+    if point is None:
+        return "How preemptions spread over the control cannot be said: it was not measured on a cut cache."
+    if any(none_of(point[name]) is None for name in ("raw", "before", "after")):
+        return f"How preemptions spread over the control cannot be said: {point['why'] or 'the counter was not sampled at the first end'}."
+    if not point["raw"]:
+        return "There is nothing to divide: the counter stood still in the control."
+    before, after, first, end = int(point["before"]), int(point["after"]), point["first_end_s"], point["end_s"]
+    text = f"Until the first request ended, at {first:.1f} s, the counter rose by {before}; in the {end - first:.1f} s after that by {after}. "
+    if not after:
+        return text + "It is an **onset**: the batch over-fills once, and nobody is put out after the first end."
+    if not before:
+        return text + "It is **churn**: nobody was put out while the batch first filled."
+    rates = before / first, after / (end - first)
+    more = "more" if rates[1] > rates[0] else "less"
+    return text + (f"That is {rates[0]:.2f} a second, then {rates[1]:.2f}: an onset, and after it **churn**, which is {more} dense.")
+
+
+# --- who, and what it costs -------------------------------------------------------------------------------------------
+
+
+def victims_sentence(found: Findings) -> str:
+    """Who was put out in the control on the smallest cache. Markdown."""
+    point, victims = found.point(found.cut, CONTROL), found.victims
+    if point is None:
+        return "Who was put out cannot be said: the control was not measured on a cut cache."
+    counted = none_of(point["raw"])
+    said = "how many the counter saw is not known" if counted is None else f"the server counted {amount(int(counted), 'preemption')}"
+    if victims.empty:
+        return f"No answer stopped while others went on; {said}."
+    last, who = int((victims["behind"] == 0).sum()), sorted(set(victims["request"]))
+    shortest, longest = victims["pause_s"].min(), victims["pause_s"].max()
+    spans = f"of {shortest:.2f} s" if len(victims) == 1 else f"each of {shortest:.2f} to {longest:.2f} s"
+    text = f"In the streams {amount(len(victims), 'pause')} began while others went on, {spans}; {said}. "
+    if counted is not None and counted > len(victims):
+        text += "The streams show fewer: who is put out before the first token, or only for a moment, does not stand out in them. "
+    elif counted is not None and counted < len(victims):
+        text += "The streams show more, so not every pause is a preemption. "
+    text += f"At {last} of {len(victims)} nobody in the batch had been let in later"
+    text += ": **last in, first out.**" if last == len(victims) else "."
+    return text + f" By arrival they were numbers {_ranges([int(each) + 1 for each in who])} of {int(point['num_prompts'])}."
+
+
+def _ranges(numbers_of: list[int]) -> str:
+    spans: list[list[int]] = []
+    for number in numbers_of:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    return ", ".join(f"{span[0]} to {span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
+
+
+def unseen_sentence(found: Findings) -> str:
+    """Whether the token counters show what was worked out twice. Markdown."""
+    point, bound = found.point(found.cut, CONTROL), found.bound(found.cut, CONTROL)
+    if point is None or (none_of(point["excess"]) is None and none_of(point["excess_out"]) is None):
+        return "Whether the server's token counters show the work done twice cannot be said here."
+    if none_of(point["raw"]) == 0:
+        return "Nobody was counted as put out in the control, so there is no work done twice to look for."
+    again = none_of(bound.get("read_again"))
+    parts = []
+    for name, kind, own in (("excess", "prompt", "sent"), ("excess_out", "generated", "received")):
+        value = none_of(point[name])
+        parts.append(f"the one of {kind} tokens could not be compared" if value is None else
+                     f"the one of {kind} tokens rose by exactly what was {own}" if value == 0 else
+                     f"the one of {kind} tokens rose by {abs(int(value)):,} {'more' if value > 0 else 'less'} than was {own}")
+    text = f"Two counters of the server were read: {parts[0]}, {parts[1]}."
+    text += "" if again is None else f" By the rules {amount(int(again), 'token')} were worked out twice."
+    return text + (" **Neither counter shows any of it.**" if _unseen(found) else "")
+
+
+def _unseen(found: Findings) -> bool:
+    """Whether somebody was put out and both token counters rose by exactly what was sent and received."""
+    point = found.point(found.cut, CONTROL)
+    return point is not None and bool(none_of(point["raw"])) and none_of(point["excess"]) == 0 and none_of(point["excess_out"]) == 0
+
+
+def price_sentence(found: Findings) -> str:
+    """What the cut cache costs each load. Markdown."""
+    rows = found.price[found.price["repeat"] == found.price["repeat"].min()] if len(found.price) else found.price
+    if rows.empty:
+        return f"The price cannot be given: it {NO_PAIR}."
+    parts = [f"{row.load} took {row.duration_x:.2f} times as long ({int(row.cut_completed)} of {int(row.cut_num_prompts)} completed)"
+             for row in rows.itertuples()]
+    return f"With `{found.cut}` instead of `{found.natural}`: {'; '.join(parts)}."
+
+
+def lessons(found: Findings) -> str:
+    """The list items of what to take away that the data decide. Markdown."""
+    victims = found.victims
+    last = int((victims["behind"] == 0).sum()) if len(victims) else 0
+    if not len(victims):
+        pay = "**Who pays was not seen here.** By the rules it is whoever was let in last."
+    elif last == len(victims):
+        pay = "**The latest paid.** Each answer that stopped was, at that moment, the last one let in of all in the batch."
+    else:
+        pay = f"**Not only the latest paid.** Of {amount(len(victims), 'pause')}, {last} were of the last one let in. The rules name nobody else."
+    unseen = ("**Work done twice was in neither token counter.** Compare times." if _unseen(found) else
+              "**Check that a token counter counts work done twice** before you read it there. Times do show it.")
+    return f"- {pay}\n- {unseen}"
+
+
+# --- a trace ----------------------------------------------------------------------------------------------------------
+
+
+def trace_sentence(traced: Traced) -> str:
+    """What was watched, and whether a step of the excerpt read again what had been lost. Markdown. Ranges, no percentiles."""
+    point = traced.point
+    text = (f"`{traced.name}`: {amount(point['num_prompts'], 'stream')} of {point['input_len']} tokens in and {point['output_len']} out, all at once "
+            "and nobody after them. ")
+    if point.get("profile_after"):
+        text += f"The profiler was started when the first of them had {amount(point['profile_after'], 'token')}. "
+    if traced.path is None:
+        return text + f"There is no trace of it: {traced.reason}."
+    frame = trace.steps(traced.path)
+    again = starvation.read_again(frame, traced.longest)
+    if not again.any():
+        return text + f"No step of the excerpt worked anything out a second time. {trace.words(traced.path)}"
+    back, rest = frame[again > 0], frame[again == 0]
+    one = len(back) == 1
+    text += (f"In {amount(len(back), 'step')} of the {len(frame)} in the excerpt, {amount(int(again.sum()), 'token')} "
+             f"{'was' if again.sum() == 1 else 'were'} worked out a second time: **requests that had been put out came back.** "
+             f"{'That step' if one else 'Such a step'} took {_span(back['duration_ms'])}")
+    text += f"; the other {amount(len(rest), 'step')} took {_span(rest['duration_ms'])}. " if len(rest) else ". "
+    hidden = back[back["generation_tokens"] > back["generation_requests"]]
+    if len(hidden):
+        row = hidden.iloc[0]
+        text += (f"The engine counts who comes back among the running: its mark says {amount(int(row['generation_tokens']), 'token')} for "
+                 f"{amount(int(row['generation_requests']), 'running request')}. So the strip draws that step in the row of decode. ")
+    else:
+        text += "The engine counts who comes back among those that read a prompt, and so does the strip. "
+    text += f"Where the time of a step went that read again: {_families(traced.path, back)}"
+    return text + (f"; of another: {_families(traced.path, rest)}." if len(rest) else ".")
+
+
+def kinds_apart(traced: Traced) -> bool:
+    """Whether the kinds of steps in the trace keep apart what was read again; else a figure by kind would mix it with decode."""
+    if traced.path is None:
+        return False
+    frame = trace.steps(traced.path)
+    return not (frame["generation_tokens"] > frame["generation_requests"]).any()
+
+
+def _families(path: Path, steps: pd.DataFrame) -> str:
+    shares = trace.operators(path, steps["step"].tolist()).groupby("family")["share"].sum().nlargest(3)
+    return ", ".join(f"{name} {100 * share:.0f} percent" for name, share in shares.items())
+
+
+def _span(values_ms: pd.Series) -> str:
+    low, high = digits(values_ms.min()), digits(values_ms.max())
+    return f"{low} ms" if low == high else f"{low} to {high} ms"
