@@ -67,24 +67,27 @@ class Outcome:
     preemptions: int
     before_first_end: int  # of these, the ones before the first request ended
     read_again_tokens: int  # tokens whose cache was dropped and had to be worked out again
+    first_batch: int  # requests that have made a token before the first one ends
     peak_running: int
     steps: int
 
 
 def steps(cache: Cache, requests: int, input_len: int, output_len: int, seats: int, budget: int,
-          whole_prompt: bool = True) -> Iterator[Step]:
-    """Play a flood of `requests` equal requests, all there at the start; one `Step` an engine step until all have ended.
+          whole_prompt: bool = True, head: int | None = None) -> Iterator[Step]:
+    """Play a flood of `requests` equal requests; one `Step` an engine step until all have ended.
 
-    `seats`: max_num_seqs; `budget`: the most tokens of a step; `whole_prompt`: rule 3, the later one. A request that could not
-    fit alone is a ValueError: the engine would refuse it.
+    `seats`: max_num_seqs; `budget`: the most tokens of a step; `whole_prompt`: rule 3, the later one; `head`: how many are there in the
+    first step, while the others come before the second (None: all are there). A request that could not fit alone is a ValueError: the
+    engine would refuse it.
     """
     most = input_len + output_len - 1  # the last token is made, but nothing is computed from it
     if cache.need(most) > cache.blocks:
         raise ValueError(f"one request needs {cache.need(most)} blocks, there are {cache.blocks}")
-    waiting, running = deque(range(requests)), []
+    head = requests if head is None else min(head, requests)
+    waiting, running, coming = deque(range(head)), [], deque(range(head, requests))
     computed, made, held = [0] * requests, [0] * requests, [0] * requests
     free = cache.blocks
-    while waiting or running:
+    while waiting or running or coming:
         left, lost, work = budget, 0, {}
         admitted, evicted = [], []
         place = 0
@@ -123,6 +126,8 @@ def steps(cache: Cache, requests: int, input_len: int, output_len: int, seats: i
             if computed[request] == input_len + made[request]:
                 made[request] += 1
                 produced.append(request)
+        waiting.extend(coming)
+        coming.clear()
         used = cache.blocks - free
         ended = [request for request in produced if made[request] == output_len]
         for request in ended:
@@ -132,15 +137,17 @@ def steps(cache: Cache, requests: int, input_len: int, output_len: int, seats: i
 
 
 @lru_cache(maxsize=256)
-def play(cache: Cache, requests: int, input_len: int, output_len: int, seats: int, budget: int, whole_prompt: bool = True) -> Outcome:
+def play(cache: Cache, requests: int, input_len: int, output_len: int, seats: int, budget: int, whole_prompt: bool = True,
+         head: int | None = None) -> Outcome:
     """The outcome of `steps`. Arguments and errors as there."""
     preemptions = early = lost = peak = count = 0
-    ended = False
-    for step in steps(cache, requests, input_len, output_len, seats, budget, whole_prompt):
+    ended, batch = False, set()
+    for step in steps(cache, requests, input_len, output_len, seats, budget, whole_prompt, head):
         count += 1
         preemptions += len(step.evicted)
         early += 0 if ended else len(step.evicted)
+        batch |= set() if ended or step.ended else set(step.made)
         ended = ended or bool(step.ended)
         lost += step.lost_tokens
         peak = max(peak, step.running)
-    return Outcome(preemptions, early, lost, peak, count)
+    return Outcome(preemptions, early, lost, len(batch), peak, count)

@@ -193,8 +193,9 @@ def _fieller(fixed: float, slope: float, deviation: float, x: np.ndarray, square
     t2 = _t(len(x) - 2) ** 2
     a, b, c = slope**2 - t2 * v_slope, fixed * slope - t2 * both, fixed**2 - t2 * v_fixed
     root = b**2 - a * c
-    if root < 0 or a <= 0:  # the slope could as well be 0
+    if root < -1e-9 * b**2 or a <= 0:  # the slope could as well be 0
         return None, None
+    root = max(root, 0.0)  # points that lie on their line leave nothing but rounding
     return float(max((b - math.sqrt(root)) / a, 0.0)), float((b + math.sqrt(root)) / a)
 
 
@@ -326,44 +327,51 @@ def agreement(caps: pd.DataFrame, closed: pd.DataFrame) -> pd.DataFrame:
 
 # --- the queue --------------------------------------------------------------------------------------------------------
 
-ORDER_R2, SERVICE_PERCENT = 0.95, 20.0  # what "the position explains the wait" asks for: a straight line, and with the slope of theory
+SERVICE_PERCENT = 20.0  # "the place explains the wait" asks for a slope that is the time of one answer within this ...
+SERVICE_SHARE = 0.5  # ... and for no wait farther from the line than this share of an answer: one answer a place, not two and then none
 
 
 def queue_positions(requests: pd.DataFrame) -> pd.DataFrame:
-    """The completed requests of a flood by their place in the queue: position (0 = first sent), ttft_s, streaming_s, e2e_s.
+    """The completed requests of a flood by their place in the queue: position (0 = served first), sent_place, ttft_s, streaming_s, e2e_s, sent_s.
 
-    The place is the order of sending, not that of first tokens: else every wait would grow with it by construction.
+    The place is the order of first tokens: only the server knows in which order a flood queued. That a later place waits longer is so by
+    construction; by how much is not, and that is what `fairness` judges.
     """
     done = requests[(requests["outcome"] == "completed") & requests["first_token"].notna() & requests["end"].notna()]
     ordered = requests[requests["sent"].notna()].sort_values(["sent", "request"], kind="stable", ignore_index=True)
-    place = pd.Series(ordered.index, index=ordered["request"])
+    place = pd.Series(ordered.index, index=ordered["request"]).reindex(done["request"]).to_numpy()
     due, first, end = (ticks(done[name]) * UNIT_S for name in ("intended", "first_token", "end"))
-    frame = pd.DataFrame({"request": done["request"].to_numpy(), "position": place.reindex(done["request"]).to_numpy(), "ttft_s": first - due,
-                          "streaming_s": end - first, "e2e_s": end - due})
-    return frame.sort_values("position", ignore_index=True)
+    frame = pd.DataFrame({"request": done["request"].to_numpy(), "sent_place": place, "ttft_s": first - due, "streaming_s": end - first,
+                          "e2e_s": end - due, "first": first, "sent_s": ticks(done["sent"]) * UNIT_S})
+    frame = frame.sort_values(["first", "sent_place"], kind="stable", ignore_index=True).drop(columns="first")
+    frame.insert(1, "position", np.arange(len(frame)))
+    return frame
 
 
 def fairness(positions: pd.DataFrame, service_s: float | None, alone_s: float | None) -> dict[str, Any]:
     """Does the place in the queue explain the wait at a cap of 1?
 
     Theory: request k (from 0) waits for k others, `service_s` each (a whole answer alone on the server), and then `alone_s` for its own
-    first token. Returns slope_s and r2 of a straight line through the waits, service_s, difference_percent of the two slopes, in_order
-    (share of neighbours in the queue that were served in that order), explained (true, false, or null) and reason.
+    first token. Returns slope_s and r2 of a straight line through the waits, service_s, difference_percent of the two slopes, worst_share (the
+    largest distance from that line, in answers), in_order (share of neighbours in sending that were served in that order), sent_within_s
+    (from the first sending to the last), explained (true, false, or null) and reason.
     """
     result: dict[str, Any] = {"n": len(positions), "slope_s": None, "r2": None, "service_s": service_s, "alone_s": alone_s,
-                              "difference_percent": None, "in_order": None, "explained": None, "reason": None}
+                              "explained": None, "reason": None} | dict.fromkeys(("difference_percent", "worst_share", "in_order", "sent_within_s"))
     if len(positions) < 5:
         return result | {"reason": f"{len(positions)} requests in the flood; a line through them would say little"}
     x, y = positions["position"].to_numpy(float), positions["ttft_s"].to_numpy(float)
     slope, offset = np.polyfit(x, y, 1)
-    left = float(((y - offset - slope * x) ** 2).sum())
+    off = y - offset - slope * x
     total = float(((y - y.mean()) ** 2).sum())
-    result |= {"slope_s": float(slope), "r2": 1 - left / total if total else None, "in_order": float((np.diff(y) > 0).mean())}
+    as_sent = positions.sort_values("sent_place")["position"].to_numpy()
+    result |= {"slope_s": float(slope), "r2": 1 - float((off**2).sum()) / total if total else None,
+               "in_order": float((np.diff(as_sent) > 0).mean()), "sent_within_s": float(np.ptp(positions["sent_s"]))}
     if not service_s:
         return result | {"reason": "the time of one whole answer alone is not known"}
-    result["difference_percent"] = 100 * (float(slope) / service_s - 1)
-    result["explained"] = result["r2"] is not None and result["r2"] >= ORDER_R2 and abs(result["difference_percent"]) <= SERVICE_PERCENT
-    return result
+    differs, worst = 100 * (float(slope) / service_s - 1), float(np.abs(off).max()) / service_s
+    explained = bool(worst <= SERVICE_SHARE and abs(differs) <= SERVICE_PERCENT)
+    return result | {"difference_percent": differs, "worst_share": worst, "explained": explained}
 
 
 # --- what bytes allow -------------------------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ def queue(lines: dict[int, pd.DataFrame], service_s: float | None, alone_s: floa
     lines = {cap: rows for cap, rows in lines.items() if len(rows)}
     if not lines:
         return _nothing(420, "no request of a flood completed", "queue.csv")
-    figure = _canvas(["TTFT, seconds"], "place in the queue (0 = sent first)")
+    figure = _canvas(["TTFT, seconds"], "place in the queue (0 = served first)")
     words = ["Time to first token of each request of a flood against its place in the queue"]
     for (cap, rows), paint, symbol in zip(lines.items(), (RED, colour(rig)), ("square", "circle"), strict=False):
         shown = rows.iloc[:: math.ceil(len(rows) / MOST_MARKS)]

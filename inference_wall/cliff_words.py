@@ -16,7 +16,7 @@ import pandas as pd
 
 from . import cliff, tables
 from .chart import digits
-from .cliff import AGREE_PERCENT, ORDER_R2, SERVICE_PERCENT, listed
+from .cliff import AGREE_PERCENT, SERVICE_PERCENT, SERVICE_SHARE, listed
 from .part_3 import NEEDS, PROPORTIONAL, Findings, signed, verdict
 
 NOT_COUNTED = "arithmetic, memory read below test speed, launching, scheduling"  # what a step holds beside the bytes of the bound
@@ -86,14 +86,13 @@ def batch_sentence(found: Findings) -> str:
 
 def served_sentence(found: Findings) -> str:
     """The flood at the largest cap against decode alone at the same batch."""
-    decode, why = found.decode_at_large
+    decode, how = found.decode_at_large
     if decode is None or not found.large["valid"]:
-        return f"How the flood compares with decode alone cannot be said here: {why or 'its flood is not valid'}."
+        return f"How the flood compares with decode alone cannot be said here: {how if decode is None else 'its flood is not valid'}."
     share = 100 * found.large["tok_s"] / decode
-    drawn_on = " (the line of the steps, drawn on beyond them)" if found.large["batch_mean"] > found.fit.batches[-1] else ""
-    text = f"At cap {found.large['cap']} the flood reached {share:.0f} percent of what decode alone would give at its batch{drawn_on}. "
+    text = f"At cap {found.large['cap']} the flood reached {share:.0f} percent of what decode alone gives at its batch, {how}. "
     if share > 105:
-        return text + "More than all of it: the line misses the step of that batch, or the machine was slower while the steps were timed."
+        return text + "A flood has prompts to read as well, so the line misses that batch, or the machine was slower when steps were timed."
     return text + "Between the two lie the reading of prompts and the moments when seats change hands."
 
 
@@ -105,7 +104,7 @@ def agreement_sentence(found: Findings) -> str:
     if differ.empty:
         return (f"At {'both ends' if judged['cap'].nunique() > 1 else 'the one size that both have'}, cap and concurrency **agree** within "
                 f"{AGREE_PERCENT:.0f} percent. Between the ends, the closed loop may stand in for caps that we did not start.")
-    listed = "; ".join(f"{row['what']} at {row['cap']:.0f} by {row['difference_percent']:+.0f} percent" for row in differ.to_dict("records"))
+    listed = "; ".join(f"{row['what']} at {row['cap']:.0f} by {_percent(row['difference_percent'], 0)} percent" for row in differ.to_dict("records"))
     return (f"Cap and concurrency **differ** by more than {AGREE_PERCENT:.0f} percent in {listed}. Read the line between the caps as a closed loop, "
             "not as caps that we did not start.")
 
@@ -120,7 +119,7 @@ def fit_sentence(found: Findings) -> str:
     text += f"; the farthest point lies {digits(round(abs(fit.worst_ms), 3))} ms off, at a batch of {fit.worst_batch:g}; intervals at 95 percent). "
     if fit.falls:
         less = ", ".join(f"batch {batch:g} took less time than batch {smaller:g}" for batch, smaller in fit.falls)
-        text += f"The step is not a straight line here: {less}. "
+        text += f"The step is not a straight line here: {less}.{_closed_falls(found)} "
     if fit.crossover is None:
         return text + f"There is no crossover: {fit.reason}."
     if fit.unbounded:
@@ -138,6 +137,16 @@ def fit_sentence(found: Findings) -> str:
                    f"times{gain} as fast as a batch of one.")
 
 
+def _closed_falls(found: Findings) -> str:
+    """Whether the closed loops of the same sizes fell as well: then it is not the chance of one point."""
+    itl = found.closed[found.closed["valid"].astype(bool)].set_index("max_concurrency")["itl_p50_ms"].dropna()
+    known = [itl[batch] < itl[smaller] for batch, smaller in found.fit.falls if batch in itl and smaller in itl]
+    if len(known) < len(found.fit.falls):
+        return ""
+    return " The median ITL of the closed loops fell there as well, so it is not the chance of one point." if all(known) else (
+        " The median ITL of the closed loops did not fall everywhere there, so it may be chance.")
+
+
 def _interval(interval: tuple[float | None, float | None]) -> str:
     low, high = interval
     return "" if low is None or high is None else f" ({signed(low)} to {signed(high)})"
@@ -152,7 +161,8 @@ def fixed_sentence(found: Findings) -> str:
     if fixed <= 0:
         return "The fixed part cannot be compared with the bound: the line has none above nothing."
     low, high = (end / stream for end in found.fit.fixed_interval)
-    text = f"The fixed part is {digits(fixed / stream)} times the weight stream of the bound{_interval((low, high))}"
+    name = "By that line, the fixed part" if found.fit.falls else "The fixed part"
+    text = f"{name} is {digits(fixed / stream)} times the weight stream of the bound{_interval((low, high))}"
     if low > 1:
         return text + (f". The rest is not in the byte count: {NOT_COUNTED}. The fit cannot tell them apart. Whatever it is, a step pays it "
                        "once, and so it is shared as well.")
@@ -183,13 +193,32 @@ def queue_sentence(found: Findings) -> str:
     if fair["slope_s"] is None or fair["service_s"] is None:
         return f"**The queue at a cap of 1 was not judged:** {fair['reason']}."
     text = (f"Each place costs {digits(fair['slope_s'])} s. One answer alone takes {digits(fair['service_s'])} s (from {fair['service_from']}): "
-            f"a difference of {fair['difference_percent']:+.1f} percent. ")
-    if fair["r2"] is not None:
-        text += f"A straight line through the {fair['n']} waits has R² {fair['r2']:.4f}. "
+            f"a difference of {_percent(fair['difference_percent'])} percent. Of the {fair['n']} waits, none lies farther than "
+            f"{fair['worst_share']:.2f} of an answer from a straight line. ")
     if fair["explained"]:
         return text + "**The place in the queue explains the wait.**"
-    return text + (f"**The place in the queue does not explain the wait** by our measure (R² of at least {ORDER_R2}, slope within "
-                   f"{SERVICE_PERCENT:.0f} percent of theory).")
+    return text + (f"**The place in the queue does not explain the wait** by our measure (each place one answer, within {SERVICE_PERCENT:.0f} "
+                   f"percent; no wait farther than {SERVICE_SHARE:g} of an answer from the line).")
+
+
+def order_sentence(found: Findings) -> str:
+    """Whether the flood at a cap of 1 was served as it was sent, and whether the client can tell."""
+    fair = found.fair
+    if fair["in_order"] is None:
+        return f"In which order the queue was served is not known: {fair['reason']}."
+    if fair["in_order"] == 1:
+        return "The server kept to the order of sending."
+    text = f"Of two requests that were sent one after the other, the server served {100 * fair['in_order']:.0f} percent in that order. "
+    if fair["service_s"] and fair["sent_within_s"] < fair["service_s"]:
+        return text + (f"But all were sent within {digits(1e3 * fair['sent_within_s'])} ms. In which order they then reached the queue cannot be "
+                       "seen from the client.")
+    return text + "So the server did not keep to it."
+
+
+def _percent(value: float, decimals: int = 1) -> str:
+    """With its sign, and without a sign where it rounds to nothing."""
+    text = f"{value:+.{decimals}f}"
+    return text[1:] if not float(text) else text.replace("-", "−")
 
 
 def place_sentence(found: Findings) -> str:
@@ -267,7 +296,7 @@ def _cell(row: dict[str, Any], column: str, decimals: int | None) -> str:
 def agreement_table(found: Findings) -> str:
     """Cap against concurrency at both ends, as an HTML table."""
     rows = [(f"{row['cap']}: {row['what']}", _number(row["by_cap"]), _number(row["by_concurrency"]),
-             "–" if pd.isna(row["difference_percent"]) else f"{row['difference_percent']:+.1f} %",
+             "–" if pd.isna(row["difference_percent"]) else f"{_percent(row['difference_percent'])} %",
              row["verdict"] + (f": {row['note']}" if row["note"] else "")) for row in found.agreed.to_dict("records")]
     return tables.plain_table(["size", "flood at that cap", "closed loop", "difference", "verdict"], rows, "part_3_agreement.csv")
 

@@ -13,9 +13,9 @@ first token, `last end` when the last of them was answered. A gap of a victim, f
     tail    when it is not in the window and the earlier token came before `last end`: their answers were being written;
     unclear when it lies in a round whose prompts never got a first token, so that nobody knows where its window ends;
     calm    otherwise.
-`broad` is window and tail together, nearly the window of the published figures (there a token must also have come before `last end`, and
-waits for a first token are gaps). A gap over two windows is counted once in
-all pooled figures, and in each of the two rounds. The wait for a first token is TTFT, never a gap, and has the same places.
+`broad` is window and tail together, nearly the window of the published figures (there a token must also have come before `last
+end`, and waits for a first token are gaps). A gap over two windows is counted once in all pooled figures, and in each of the two
+rounds. The wait for a first token is TTFT, never a gap, and has the same places.
 
 Frames: `requests` and `chunks` of docs/decisions/0001 and 0004, of one point or of several (then with the column `point`).
 """
@@ -128,15 +128,18 @@ def _in_window(found: pd.DataFrame, each: Any) -> pd.Series:
     return (found["point"] == each.point) & (found["end_s"] > each.sent_s) & (found["start_s"] < each.last_first_s)
 
 
-def populations(requests: pd.DataFrame, chunks: pd.DataFrame, found: pd.DataFrame | None = None) -> dict[str, Any]:
+def populations(requests: pd.DataFrame, chunks: pd.DataFrame, found: pd.DataFrame | None = None,
+                calm_wait_ms: float | None = None) -> dict[str, Any]:
     """What a load did to its victims, by population. Latencies are results of `percentiles.summarise`, in milliseconds. `found`: the `gaps`
-    of these rows, where they are at hand.
+    of these rows, where they are at hand. `calm_wait_ms`: the calm median wait for a first token of the same server, where more loads than this
+    one show it; else that of these rows.
 
     all, calm, window, broad           gaps between tokens (see the module's header)
     victim_ttft, ..._window, ..._calm  waits of victims for a first token; those that touch a window; those in calm
     injected_ttft                      waits of the long prompts themselves
     hurt                               {"times", "limit_ms", "window", "broad", "calm", "all", "share_of_all", "reason"}: gaps longer than
                                        `HURT` calm medians; counts are null where the calm median is unknown or 0, with the reason
+    calm_wait_ms                       the calm median wait that lost time is counted from; null where too few are known
     lost_ms, lost_reason               what a victim lost to one injection, mean over rounds and all its streams (see `_lost`); its parts
                                        lost_between_ms and lost_waiting_ms; lost_by_round_ms; lost_waits, how many waits are in it
     worst_by_round_ms                  the worst gap of each round's window, in order
@@ -159,7 +162,8 @@ def populations(requests: pd.DataFrame, chunks: pd.DataFrame, found: pd.DataFram
     result["injected_ttft"] = summarise((ticks(injected["first_token"]) - ticks(injected["sent"])) * UNIT_S)
     calm_ms = result["calm"]["p50_ms"]
     result["hurt"] = _hurt(chosen, calm_ms, result["calm"])
-    result |= _lost(requests, found, starts, windows, calm_ms, result["victim_ttft_calm"]["p50_ms"])
+    result["calm_wait_ms"] = result["victim_ttft_calm"]["p50_ms"] if calm_wait_ms is None else calm_wait_ms
+    result |= _lost(requests, found, starts, windows, calm_ms, result["calm_wait_ms"])
     result["reading_by_round_ms"] = [round(1e3 * (each.last_first_s - each.sent_s), 3) for each in windows.itertuples() if not each.why_not]
     result["worst_by_round_ms"] = [round(1e3 * worst, 3) for worst in by_round(found, windows)["worst_s"] if math.isfinite(worst)]
     result["unfinished_gap_ms"] = _unfinished_gap_ms(requests, chunks)
@@ -333,12 +337,20 @@ def read(arms: Any) -> Cases:
     for arm, run in arms.testable.items():
         points = [point for point in run.points if point["pass"] == "measured" and point.get("kind") == "victims"]
         loads = list(dict.fromkeys(point["load"] for point in points))
+        calm_wait_ms = _calm_wait_ms(run, points)
         for load in sorted(loads, key=lambda name: LOADS.index(name) if name in LOADS else len(LOADS)):
-            cases[arm, load] = _case(arm, load, run, [point for point in points if point["load"] == load])
+            cases[arm, load] = _case(arm, load, run, [point for point in points if point["load"] == load], calm_wait_ms)
     return cases
 
 
-def _case(arm: str, load: str, run: Any, points: list[dict[str, Any]]) -> Case:
+def _calm_wait_ms(run: Any, points: list[dict[str, Any]]) -> float | None:
+    """The calm median wait of a victim for its first token, over all valid loads of one server: one load alone has few."""
+    starts = [victim_starts(run.frame("requests", point["point"])) for point in points if point["validity"]["valid"]]
+    calm = [rows.loc[rows["where"] == "calm", "gap_s"] for rows in starts]
+    return summarise(pd.concat(calm))["p50_ms"] if calm else None
+
+
+def _case(arm: str, load: str, run: Any, points: list[dict[str, Any]], calm_wait_ms: float | None) -> Case:
     valid = [point for point in points if point["validity"]["valid"]]
     used = valid or points
     frames = {name: pd.concat([run.frame(name, point["point"]) for point in used], ignore_index=True) for name in ("requests", "chunks")}
@@ -348,7 +360,7 @@ def _case(arm: str, load: str, run: Any, points: list[dict[str, Any]]) -> Case:
         budget=said.get("max_num_batched_tokens") or run.document["flags"].get("max-num-batched-tokens"),
         victims=used[0]["victims"], injected=used[0]["injected"],
         points=points, valid=bool(valid), reasons=sorted({reason for point in points for reason in point["validity"]["reasons"]}),
-        rounds=rounds(frames["requests"]), gaps=found, populations=populations(**frames, found=found), **frames,
+        rounds=rounds(frames["requests"]), gaps=found, populations=populations(**frames, found=found, calm_wait_ms=calm_wait_ms), **frames,
     )  # fmt: skip
 
 

@@ -197,7 +197,10 @@ def _work(arms: Any, cases: Cases) -> tuple[str, str]:
     if not way:
         return "**Whether chunking cost the victims time in all is not shown:**", f"{figures}, but " + (
             "the ranges over the injections overlap." if way == 0 else "one injection a side has no range.")
-    return ("**Chunking cost the victims time in all:**" if way > 0 else "**Chunking saved the victims time in all:**"), f"{figures}."
+    if way > 0:
+        return "**Chunking cost the victims time in all:**", f"{figures}."
+    return "**Chunking saved the victims time in all:**", (
+        f"{figures}. One reason: each piece of a prompt carries a token of each victim along, and there are more pieces.")
 
 
 def _pair(values: list[float | None], unit: str, more: str, less: str) -> str:
@@ -206,7 +209,7 @@ def _pair(values: list[float | None], unit: str, more: str, less: str) -> str:
     off, on = values
     way = moved(off, on)
     return f"{digits(off)} against {digits(on)}{' ' + unit if unit else ''}, {('the same', more, less)[way]}" + (
-        f" ({on / off:.1f} x)" if off and way else "")
+        f" ({on / off:.{1 if on > off else 2}f} x)" if off and way else "")
 
 
 def wait_sentence(cases: Cases) -> str:
@@ -218,7 +221,7 @@ def wait_sentence(cases: Cases) -> str:
         for part in ("off", "smallest"):
             if part in found:
                 case = found[part]
-                waits, calm = case.populations["victim_ttft_window"], case.populations["victim_ttft_calm"]["p50_ms"]
+                waits, calm = case.populations["victim_ttft_window"], case.populations["calm_wait_ms"]
                 usual = f", the calm median being {digits(calm)} ms" if calm is not None else ""
                 many = f"{waits['n']} wait{'' if waits['n'] == 1 else 's'} in a window"
                 many = f"{many}, the longest {digits(waits['max_ms'])} ms{usual}" if waits["n"] else "nobody asked anew in a window"
@@ -349,7 +352,7 @@ def takeaways(arms: Any, cases: Cases) -> str:
     division, work = _division(cases), _work(arms, cases)
     return "\n".join(f"- {line}" for line in (
         " ".join(division), dial,
-        f"{' '.join(work)} Look at the worst case, the median while it lasts, the tokens hurt, and the time lost: one alone can be made to say anything.",
+        f"{' '.join(work)} Look at the worst case, the median while it lasts, tokens hurt and time lost. One alone can be made to say anything.",
         "**Name the population of a percentile.** A p99 over all tokens forgets a stall if you watch for long enough.",
         "**Read what the server says it does.** A flag is a wish."))
 

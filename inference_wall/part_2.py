@@ -200,7 +200,7 @@ def verdict(arms: Any, cases: Cases) -> dict[str, str | None]:
     worst, medians = (off.worst_ms, on.worst_ms), [case.populations["broad"]["p50_ms"] for case in (off, on)]
     if None in (*worst, *medians):
         return result | {"shape_because": "too few gaps lie between the injection and the end of its answers"}
-    stalls = (f"at the {load} load the worst stall of an injection was {spread(off)} without chunking and {spread(on)} with {size(on)}")
+    stalls = f"at the {load} load the worst stall of an injection was {spread(off)} without chunking and {spread(on)} with {size(on)}"
     longer = stall_moved(off, on)
     if longer is None:
         return result | {"shape_because": f"{stalls}; one injection a side has no range, so nothing is shown"}

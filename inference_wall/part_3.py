@@ -22,6 +22,7 @@ from .records import Run
 
 LEAST_FACTOR = 2.0  # a gain below this is no cliff
 PROPORTIONAL = 0.95  # of the growth of the cap: throughput that grows by more than this share of it grows in proportion
+SAME_BATCH = 0.02  # two batches that differ by less than this share are one
 NEEDS = "needs floods at two caps"
 
 
@@ -68,18 +69,23 @@ class Findings:
 
     @property
     def decode_at_large(self) -> tuple[float | None, str]:
-        """Tokens per second of decode alone at the batch that the flood at the largest cap ran, by the line of the steps: (value, "") or (None, why).
+        """Tokens per second of decode alone at the batch that the flood at the largest cap ran: (value, how it is known) or (None, why it is not).
 
-        The line is not followed beyond the largest batch that was timed unless the points determine it there.
+        The steps of that very batch where they were timed, else the line. It is not followed beyond the largest batch that was timed unless
+        the points determine it there.
         """
         batch = self.large["batch_mean"] if self.large else None
         if batch is None or pd.isna(batch):
             return None, "the running batch of the flood is not known"
+        timed = self.steps[self.steps["valid"].astype(bool) & self.steps["tok_s"].notna()]
+        timed = timed[(timed["batch"] - batch).abs() <= SAME_BATCH * batch]
+        if len(timed):
+            return float(timed["tok_s"].astype(float).median()), "by the steps that were timed"
         if self.fit.fixed_ms is None:
             return None, self.fit.reason
         if batch > self.fit.batches[-1] and self.fit.undetermined:
             return None, f"{batch:.0f} ran and the largest batch that was timed is {self.fit.batches[-1]:g}; {self.fit.undetermined}"
-        return self.fit.tok_s(batch), ""
+        return self.fit.tok_s(batch), "by the line" if batch <= self.fit.batches[-1] else "by the line, drawn on beyond the batches that were timed"
 
 
 def look(arms: ArmSet) -> Findings:
@@ -104,7 +110,7 @@ def _fair(queues: dict[int, pd.DataFrame], closed: pd.DataFrame) -> dict[str, An
     """`cliff.fairness` at a cap of 1. The time of one answer comes from the closed loop of one: another load, mostly another server."""
     if 1 not in queues:
         return {"n": 0, "explained": None, "reason": "no flood was measured at a cap of 1", "service_from": None} | dict.fromkeys(
-            ("slope_s", "r2", "service_s", "alone_s", "difference_percent", "in_order"))
+            ("slope_s", "r2", "service_s", "alone_s", "difference_percent", "worst_share", "in_order", "sent_within_s"))
     alone = closed[(closed["max_concurrency"] == 1) & closed["valid"].astype(bool)]
     if len(alone) and pd.notna(alone.iloc[0]["e2e_p50_ms"]):
         service, first, source = alone.iloc[0]["e2e_p50_ms"] / 1e3, alone.iloc[0]["ttft_p50_ms"] / 1e3, "the closed loop of one"
@@ -273,7 +279,8 @@ def _queue(book: headline.Book, found: Findings) -> None:
     if 1 in found.queues:
         book.run = found.arms.testable["cap-1"]
     for name, key, unit in (("queue_slope_s", "slope_s", "s"), ("queue_service_s", "service_s", "s"), ("queue_r2", "r2", ""),
-                            ("queue_difference_percent", "difference_percent", "%")):
+                            ("queue_difference_percent", "difference_percent", "%"), ("queue_worst_share", "worst_share", "answers"),
+                            ("queue_sent_within_s", "sent_within_s", "s")):
         book.put(name, fair[key], unit, n=fair["n"], reason=why)
     book.put("queue_in_order_percent", 100 * fair["in_order"] if fair["in_order"] is not None else None, "%", n=fair["n"], reason=why)
     for name, place in (("first", 0), ("last", -1)):
@@ -309,7 +316,7 @@ def verdict(found: Findings) -> tuple[str, str]:
         parts.append((None, f"the queue at a cap of 1 was not judged ({fair['reason']})"))
     else:
         parts.append((fair["explained"], f"the place in the queue {'explains' if fair['explained'] else 'does not explain'} TTFT at a cap of 1 "
-                                         f"(R² {fair['r2']:.3f})" if fair["r2"] is not None else "TTFT at a cap of 1 did not vary"))
+                                         f"({digits(fair['slope_s'])} s a place, {digits(fair['service_s'])} s an answer)"))
     because = "; ".join(text for _, text in parts)
     if any(holds is False for holds, _ in parts):
         return "did not hold", because

@@ -38,6 +38,7 @@ class Findings:
     counts: pd.DataFrame
     price: pd.DataFrame
     victims: pd.DataFrame  # pauses of the control on the smallest cache, see `starvation.pauses`
+    late: dict[str, Any] | None  # how far the counter was behind them, see `starvation.lateness`
 
     def point(self, arm: str | None, load: str) -> dict[str, Any] | None:
         """The first valid flood of a load on an arm, as a row of `counts`; null where there is none."""
@@ -73,13 +74,14 @@ def look(arms: ArmSet) -> Findings:
     roomy, cut = starvation.natural(arms), starvation.tightest(arms)
     counts = starvation.counts(arms)
     price = starvation.price(counts, roomy, cut) if roomy and cut and len(counts) else pd.DataFrame()
-    found = Findings(arms, roomy, cut, starvation.bounds(arms), counts, price, pd.DataFrame())
+    found = Findings(arms, roomy, cut, starvation.bounds(arms), counts, price, pd.DataFrame(), None)
     control = found.point(cut, CONTROL)
     if control is None:
         return found
     run, index = arms[cut], int(control["point"])
-    victims = starvation.pauses(run.frame("requests", index), run.frame("chunks", index))
-    return Findings(arms, roomy, cut, found.bounds, counts, price, victims)
+    requests, chunks, metrics = starvation.raw_rows(run, index)
+    victims = starvation.pauses(requests, chunks)
+    return Findings(arms, roomy, cut, found.bounds, counts, price, victims, starvation.lateness(requests, victims, metrics))
 
 
 def none_of(value: Any) -> Any:
@@ -146,19 +148,19 @@ def _flood(book: headline.Book, side: str, arm: str | None, load: str, found: Fi
     why = "was not measured" if arm is None or not bound else bound.get("reason") or "not recorded"
     for name, unit in (("num_prompts", "requests"), ("input_len", "tokens"), ("output_len", "tokens"), ("need_start", "blocks"),
                        ("need_end", "blocks"), ("admitted", "requests"), ("fits", "requests"), ("demand", "blocks"), ("demand_over_room", "x"),
-                       ("rules", "preemptions"), ("rules_before", "preemptions"), ("rules_peak", "requests"),
-                       ("read_again", "tokens")):
+                       *((f"{ahead}{name}", unit) for ahead in ("", "ahead_") for name, unit in
+                         (("rules", "preemptions"), ("rules_before", "preemptions"), ("first_batch", "requests"), ("read_again", "tokens")))):
         value = none_of(bound.get(name))
         whole = value is not None and name != "demand_over_room"
         book.put(f"{stem}_{name}", int(value) if whole else value, unit, reason=bound.get("rules_reason") or why)
     rows = found.rows(arm, load)
     why = "was not measured" if rows.empty else "no valid point" if point is None else "not recorded"
     point = point or {}
-    for name, unit in (("preemptions", "preemptions"), ("before", "preemptions"), ("after", "preemptions"), ("excess", "tokens"),
+    for name, unit in (("preemptions", "preemptions"), ("before", "answers"), ("after", "answers"), ("first_batch", "requests"), ("excess", "tokens"),
                        ("excess_out", "tokens"), ("pauses", "answers"), ("completed", "requests"), ("running_max", "requests"),
                        ("waiting_max", "requests")):
         value = none_of(point.get(name))
-        told = point.get("why") if name in ("preemptions", "before", "after") else None
+        told = point.get("why") if name == "preemptions" else None
         book.put(f"{stem}_{name}", None if value is None else int(value), unit, reason=told or why)
     for name, unit, factor in (("usage_max", "%", 100), ("duration_s", "s", 1), ("first_end_s", "s", 1), ("output_tok_s", "tok/s", 1)):
         value = none_of(point.get(name))
@@ -188,6 +190,12 @@ def headline_text(found: Findings) -> str | None:
         return None
     low, high = min(known), max(known)
     return f"{amount(low, 'preemption') if low == high else f'{low} to {high} preemptions'} in the positive control"
+
+
+def either(bound: dict[str, Any], name: str) -> str | None:
+    """What the rules give, all at once or with the first request one step ahead: `8` or `8 or 9`; null where they could not be played."""
+    both = [none_of(bound.get(f"{ahead}{name}")) for ahead in ("", "ahead_")]
+    return None if None in both else " or ".join(f"{int(value):,}" for value in sorted(set(both)))
 
 
 def amount(number: int, what: str) -> str:

@@ -49,10 +49,10 @@ def variants(arms: ArmSet) -> pd.DataFrame:
     bits a parameter), formats, kv_cache_tokens, full_requests (requests of the greatest length that fit), fixed_ms, fixed_low, fixed_high,
     slope_ms, slope_low, slope_high, r2, crossover (null where the line is in doubt), fit_reason, line_doubt (why the line is not to be relied on,
     or null), batches, by_batch ({batch: measured step time, the median of the valid repeats}), one_ms (of a batch of one), largest_batch,
-    largest_ms, shared_ms and shared_by (the fixed term; the step of one sequence where the line is in doubt), bandwidth_gb_s (the better of copy
-    and read, measured before), bandwidth_threads, stream_ms (streamed bytes over bandwidth), effective_gb_s (streamed bytes over `shared_ms`),
-    of_bandwidth_percent, percent_reason (why that is null), flood_tok_s, flood_req_s, flood_running, flood_n, flood_repeats, flood_low,
-    flood_high (tok/s over the repeats), flood_kind, flood_valid.
+    largest_ms, shared_ms and shared_by (the fixed term; for all variants the step of one sequence where the line of any is in doubt),
+    bandwidth_gb_s (the better of copy and read, measured before), bandwidth_threads, engine_threads (where the engine was told a number),
+    stream_ms (streamed bytes over bandwidth), effective_gb_s (streamed bytes over `shared_ms`), of_bandwidth_percent, percent_reason (why that is
+    null), flood_tok_s, flood_req_s, flood_running, flood_n, flood_repeats, flood_low, flood_high (tok/s over the repeats), flood_kind, flood_valid.
     """
     known, first = fits(arms), base(arms)
     steps = cliff.steps_frame(arms)
@@ -65,7 +65,9 @@ def variants(arms: ArmSet) -> pd.DataFrame:
         row["largest_ms"] = measured.get(row["largest_batch"])
         if row["line_doubt"]:
             row["crossover"] = None
-        rows.append(row | _share(row))
+        rows.append(row)
+    by = ONE if any(row["line_doubt"] and row["by_batch"] for row in rows) else FIXED  # one for all, so that they can be compared
+    rows = [row | _share(row, by) for row in rows]
     frame = pd.DataFrame(rows, columns=COLUMNS).astype(object)
     frame = frame.where(frame.notna(), None)
     if first is not None:
@@ -113,17 +115,17 @@ def _bandwidth(run: Run) -> dict[str, Any]:
             "bandwidth_threads": measured.get("threads"), "engine_threads": int(told) if str(told or "").isdigit() else None}
 
 
-def _share(row: dict[str, Any]) -> dict[str, Any]:
-    """How much of the bandwidth the shared part of a step uses: its fixed term, or a step of one sequence where the line is in doubt."""
-    shared, by = (row["one_ms"], ONE) if row["line_doubt"] else (row["fixed_ms"], FIXED)
+def _share(row: dict[str, Any], by: str) -> dict[str, Any]:
+    """How much of the bandwidth the shared part of a step uses: `by` its fixed term, or by a step of one sequence."""
+    shared = row["one_ms"] if by == ONE else None if row["line_doubt"] else row["fixed_ms"]
     best, streamed = row["bandwidth_gb_s"], row["streamed_gb"]
     effective = streamed / shared * 1e3 if streamed and shared else None
     ours, its = row["bandwidth_threads"], row["engine_threads"]
-    reason = ("the streamed bytes are not known" if not streamed else "no step time of one sequence was measured" if not shared else
+    reason = ("the streamed bytes are not known" if not streamed else f"the {by} is not known" if not shared else
               "the bandwidth was not measured" if not best else
               f"the bandwidth was measured with {ours} thread{'s' * (ours != 1)}, and the engine computes with {its}"
               if ours and its and ours != its else None)
-    return {"shared_ms": shared, "shared_by": by if shared else None, "stream_ms": streamed / best * 1e3 if streamed and best else None,
+    return {"shared_ms": shared, "shared_by": by, "stream_ms": streamed / best * 1e3 if streamed and best else None,
             "effective_gb_s": effective, "of_bandwidth_percent": None if reason else 100 * effective / best, "percent_reason": reason}
 
 
@@ -192,8 +194,8 @@ def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
     """Each variant against the base one (`rows`: from `variants`); empty where the base was not measured.
 
     Columns: arm, role, real, `streamed`, `loaded`, `parameters` (predicted ratios of what a step's sequences share), measured (ratio of the fixed
-    terms; of the steps of one sequence where a line is in doubt), measured_by (`FIXED` or `ONE`), low, high (its approximate 95 % interval, or
-    null), slope, slope_low, slope_high (ratios of the slopes; null where a line is in doubt), line_doubt (whose line, and why), one (ratio of step
+    terms, or of the steps of one sequence, as `shared_by` of `variants`), measured_by (`FIXED` or `ONE`), low, high (its approximate 95 %
+    interval, or null), slope, slope_low, slope_high (ratios of the slopes; null where a line is in doubt), line_doubt (whose, why), one (of step
     times at a batch of one), largest (at the largest batch that both ran, `largest_batch`), flood (ratio of tokens/s), off_percent (measured
     over the streamed bytes' prediction, less 1), waits_percent (share of the bandwidth that the base's step uses), waits_reason (why that is
     null), nearest (texts of the nearest prediction and of those that cannot be told from it), says (`bytes`, `parameters`, `neither` or
@@ -205,7 +207,8 @@ def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
     for row in rows[rows["role"] != "base"].to_dict("records"):
         doubt = "; ".join(f"{each['arm']}: {each['line_doubt']}" for each in (start, row) if each["line_doubt"]) or None
         one = _over(row["one_ms"], start["one_ms"])
-        measured, low, high = (one, None, None) if doubt else ratio_interval(row, start, "fixed")
+        by = start["shared_by"]
+        measured, low, high = (one, None, None) if by == ONE else ratio_interval(row, start, "fixed")
         slope, slope_low, slope_high = (None, None, None) if doubt else ratio_interval(row, start, "slope")
         both = sorted(set(row["by_batch"] or {}) & set(start["by_batch"] or {}))
         predicted = {"streamed": _over(row["streamed_gb"], start["streamed_gb"]), "loaded": _over(row["loaded_gb"], start["loaded_gb"]),
@@ -213,7 +216,7 @@ def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
         floods = row["flood_valid"] and start["flood_valid"] and row["flood_kind"] == start["flood_kind"]
         bytes_ = predicted["streamed"] or predicted["loaded"]
         found.append({"arm": row["arm"], "role": row["role"], "real": row["real"], **predicted, "measured": measured,
-                      "measured_by": None if measured is None else ONE if doubt else FIXED, "low": low, "high": high,
+                      "measured_by": None if measured is None else by, "low": low, "high": high,
                       "slope": slope, "slope_low": slope_low, "slope_high": slope_high, "line_doubt": doubt, "one": one,
                       "largest": _over(row["by_batch"][both[-1]], start["by_batch"][both[-1]]) if both else None,
                       "largest_batch": both[-1] if both else None, "flood": _over(row["flood_tok_s"], start["flood_tok_s"]) if floods else None,
@@ -221,7 +224,7 @@ def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
                       "waits_percent": start["of_bandwidth_percent"], "waits_reason": start["percent_reason"],
                       **judge(predicted, measured, low, high)})
         if measured is None:
-            found[-1]["reason"] = f"no usable line ({doubt}) and no steps of one sequence" if doubt else "one of the fixed terms is not known"
+            found[-1]["reason"] = f"the {by} is not known for both" + (f" ({doubt})" if doubt else "")
     frame = pd.DataFrame(found, columns=PAIR_COLUMNS).astype(object)
     return frame.where(frame.notna(), None)
 
@@ -268,7 +271,7 @@ def judge(predicted: dict[str, float | None], measured: float | None, low: float
 
     factor = math.exp(abs(math.log(known[best] / measured)))
     if factor > NEITHER and not holds(known[best]):
-        return {"nearest": nearest, "says": "neither", "reason": f"the nearest prediction is off by a factor of {factor:.1f}"}
+        return {"nearest": nearest, "says": "neither", "reason": f"the nearest prediction is off by a factor of {factor:.2f}"}
     if len(kinds) > 1:
         return nothing | {"nearest": nearest, "reason": "bytes and parameters do not predict different things here"}
     if holds(known["parameters"]) and any(holds(value) for name, value in known.items() if name != "parameters"):
@@ -305,9 +308,9 @@ def verdict(pairs: pd.DataFrame) -> tuple[str, str]:
         return "not measured here", "; ".join(reasons) or "there is no second variant on this rig"
     words = [f"{row['arm']}: measured {row['measured']:.2f}, " + ", ".join(f"{PREDICTORS[name]} {row[name]:.2f}" for name in PREDICTORS if row[name])
              + (f" ({row['reason']})" if row["reason"] else "") for row in telling]
-    if any(row["says"] != "bytes" for row in telling):
-        return "did not hold", "; ".join(words)
     waiting, because = waits(pairs)
+    if any(row["says"] != "bytes" for row in telling):
+        return "did not hold", "; ".join([*words, because] if waiting is False else words)
     if not waiting:
         return "moved", "; ".join([*words, because])
     close = all(abs(row["off_percent"]) <= CLOSE_PERCENT or (row["low"] is not None and row["low"] <= row["streamed"] <= row["high"])

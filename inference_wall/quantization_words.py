@@ -9,6 +9,7 @@ Not:    named numbers (`part_5`), the analysis (`quantization`), figures (`quant
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +77,15 @@ def floor_sentence(found: Findings) -> str:
         return "The bandwidth of this machine was not measured, so no bound in milliseconds can be given."
     count = start["bandwidth_threads"]
     threads = f" with {count:.0f} thread{'s' if count != 1 else ''}" if count else ""
+    engine = start["engine_threads"]
+    fewer = f" (The engine was told to compute with {engine:.0f}.)" if count and engine and engine != count else ""
     text = (f"Just before the first server started, this machine moved memory at {start['bandwidth_gb_s']:.1f} GB/s{threads}, the better of copying "
             "and reading. ")
     if start["stream_ms"] is None:
         return (f"{text}How many bytes a step of `{start['arm']}` streams is not known: {start['bytes_reason']}. So no bound in "
                 "milliseconds can be given.")
     return (f"{text}The unquantized variant streams {start['streamed_gb']:.2f} GB a step. So a step of it takes at least "
-            f"**{digits(start['stream_ms'])} ms**, however few sequences share it. The table above has the same bound for the others.")
+            f"**{digits(start['stream_ms'])} ms**, however few sequences share it. The table above has the same bound for the others.{fewer}")
 
 
 def bound_sentence(found: Findings) -> str:
@@ -93,8 +96,8 @@ def bound_sentence(found: Findings) -> str:
         parts.append(f"For `{pair['arm']}`: {', '.join(known) or 'nothing can be predicted, since its files are not known'}.")
     if not parts:
         return "This rig has no pair of variants with a record, so the rules have nothing to predict here."
-    return ("What a step of a variant takes for all its sequences together, over that of the unquantized one, should be the ratio of whatever sets "
-            "it. " + " ".join(parts))
+    return ("The part of a step that all its sequences share, over that of the unquantized variant, should be the ratio of whatever sets it. "
+            + " ".join(parts))
 
 
 def kernels_table(found: Findings) -> str:
@@ -166,8 +169,21 @@ def line_sentence(found: Findings) -> str:
     doubts = [f"`{row['arm']}` ({row['line_doubt']})" for row in rows if row["line_doubt"]]
     if not doubts:
         return "In each line the points tell both terms from 0. So the fixed terms are compared below."
-    return (f"**There is no line to rely on for {_listed(doubts)}.** Two terms of such a line are not two costs. Where one of these variants takes "
-            "part, this page compares measured steps instead: those of one sequence, which stream the same bytes, and those of the largest batch.")
+    return (f"**There is no line to rely on for {_listed(doubts)}.** Two terms of such a line are not two costs.{_falls(rows)} So this page compares "
+            "measured steps instead, for all variants: those of one sequence, which stream the same bytes, and those of the largest batch.")
+
+
+def _falls(rows: list[dict[str, Any]]) -> str:
+    """Where a step of more sequences was clearly shorter than one of fewer."""
+    parts = []
+    for row in rows:
+        for (few, slow), (many, fast) in itertools.pairwise(sorted(row["by_batch"].items())):
+            if fast < SHORTER * slow:
+                parts.append(f"in `{row['arm']}` {digits(fast)} ms for {many}, {digits(slow)} ms for {few}")
+    return f" A step of more sequences was even shorter than one of fewer: {'; '.join(parts)}." if parts else ""
+
+
+SHORTER = 0.95  # times the other: less is called shorter
 
 
 def thesis_sentence(found: Findings) -> str:
@@ -181,8 +197,10 @@ def thesis_sentence(found: Findings) -> str:
         interval = f"about 95 percent: {pair['low']:.2f} to {pair['high']:.2f}" if pair["low"] is not None else "no interval"
         near = f" Nearest: {' and '.join(pair['nearest'])}." if pair["nearest"] else ""
         doubt = {"cannot tell": " It cannot tell bytes from parameters: ", "neither": " That is not near: "}.get(pair["says"])
+        also = (f" At a batch of {pair['largest_batch']:.0f}: {pair['largest']:.2f}."
+                if pair["measured_by"] == quantization.ONE and pair["largest"] and pair["largest_batch"] > 1 else "")
         parts.append(f"`{pair['arm']}`: measured **{pair['measured']:.2f}** by {by} ({interval}).{near}" +
-                     (f"{doubt}{pair['reason']}." if doubt and pair["reason"] else ""))
+                     (f"{doubt}{pair['reason']}." if doubt and pair["reason"] else "") + also)
     return "\n".join([*(f"- {part}" for part in parts), "", _end(found)])
 
 
@@ -203,7 +221,8 @@ def _end(found: Findings) -> str:
     names = {kind: [f"`{pair['arm']}`" for pair in pairs if pair["says"] == kind] for kind in ("parameters", "neither")}
     why = [f"for {_listed(names['parameters'])} the number of parameters came nearer than bytes"] if names["parameters"] else []
     why += [f"for {_listed(names['neither'])} no rule comes within a factor of {quantization.NEITHER:g}"] if names["neither"] else []
-    return f"**The thesis did not hold on this rig:** {'; '.join(why)}."
+    proof = f" Nor could bytes have been proven: {because}." if waiting is False else ""
+    return f"**The thesis did not hold on this rig:** {'; '.join(why)}.{proof}"
 
 
 def bandwidth_sentence(found: Findings) -> str:
@@ -213,11 +232,8 @@ def bandwidth_sentence(found: Findings) -> str:
     if not known:
         why = list(dict.fromkeys(row["percent_reason"] for row in rows if row["percent_reason"]))
         return f"Whether the steps are a matter of bytes cannot be said{': ' + '; '.join(why) if why else ''}."
-    parts = _listed([f"`{row['arm']}` {row['of_bandwidth_percent']:.0f} percent" +
-                     (" (of a step of one sequence)" if row["shared_by"] == quantization.ONE else "") for row in known])
-    text = f"Streamed bytes over the fixed term, as a share of the bandwidth measured before the run: {parts}. "
-    if all(row["shared_by"] == quantization.ONE for row in known):
-        text = text.replace("over the fixed term", "over the time of a step of one sequence").replace(" (of a step of one sequence)", "")
+    parts = _listed([f"`{row['arm']}` {row['of_bandwidth_percent']:.0f} percent" for row in known])
+    text = f"Streamed bytes over the {known[0]['shared_by']}, as a share of the bandwidth measured before the run: {parts}. "
     start = found.role("base")
     first = start["of_bandwidth_percent"] if start else None
     shares = [row["of_bandwidth_percent"] for row in known]

@@ -112,7 +112,9 @@ def _run(plain: Path, partial: Path, parameters: dict[str, Any], on_event: Calla
     on_event({"event": "note", "text": f"executing {plain.stem}"})
     try:
         papermill.execute_notebook(str(plain), str(partial), parameters=parameters, kernel_name="python3", progress_bar=False,
-                                   log_output=False, cwd=str(rigs.root()), request_save_on_cell_execute=False, kernel_manager_class=_LocalKernel)
+                                   log_output=False, cwd=str(rigs.root()), request_save_on_cell_execute=False, kernel_manager_class=_LocalKernel,
+                                   # A kernel is interrupted before it is shut down, and would complain of that on the terminal.
+                                   extra_arguments=["--log-level=CRITICAL"])
     except PapermillExecutionError as problem:
         if problem.ename == "WallError":
             # The cell raised our own error: its two lines are all that a user needs.

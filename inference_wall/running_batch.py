@@ -32,7 +32,7 @@ def batch_mean(requests: pd.DataFrame, seats: float, window: tuple[float, float]
     order = np.argsort(times, kind="stable")
     in_flight = np.cumsum(np.repeat([1, -1], len(sent))[order])[:-1]
     spans = np.diff(np.clip(times[order], *window))
-    return round(float((np.minimum(in_flight, seats) * spans).sum() / (window[1] - window[0])), 4)
+    return round(float((np.minimum(in_flight, seats) * spans).sum() / (window[1] - window[0])), 2)
 
 
 def of_point(run: Run, row: dict[str, Any]) -> dict[str, float | None]:

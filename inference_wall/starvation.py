@@ -74,8 +74,10 @@ def bound(cache: Cache, requests: int, input_len: int, output_len: int, seats: i
     need_start, need_end: blocks of one request when it is let in and just before it ends. cap: how many seats and requests allow at once;
     admitted: how many of these the blocks let in; fits: how many of them fit at their end. demand: blocks of all admitted at their end.
     worst: blocks of `cap` requests, all at their end; where that fits, nobody can be put out. rules: what `block_rules.play` counts, with
-    rules_before (the first end), rules_peak (most that run at once) and read_again (tokens); None where seats or budget are not known.
-    must: whether somebody has to go, by the rules; where they could not be played, whether demand is more than there is.
+    rules_before (the first end), first_batch (requests that begin before it) and read_again (tokens); `ahead_*` is the same with the first
+    request one step ahead of the others, because an idle engine does not wait for a flood to be complete. All of these are None where seats
+    or budget are not known. must: whether somebody has to go, by the rules; where they could not be played, whether demand is more than
+    there is.
     """
     most = input_len + output_len - 1
     cap = min(requests, seats or requests)
@@ -83,15 +85,19 @@ def bound(cache: Cache, requests: int, input_len: int, output_len: int, seats: i
     demand = admitted * cache.need(most)
     found = {"usable": cache.blocks, "need_start": cache.need(input_len), "need_end": cache.need(most), "worst": cap * cache.need(most),
              "cap": cap, "admitted": admitted, "fits": fits, "demand": demand, "demand_over_room": demand / cache.blocks,
-             "must": demand > cache.blocks, "rules": None, "rules_before": None, "rules_peak": None, "read_again": None, "rules_reason": ""}
+             "must": demand > cache.blocks, "rules_reason": "",
+             **{f"{ahead}{name}": None for ahead in ("", "ahead_") for name in ("rules", "rules_before", "first_batch", "read_again")}}
     if not seats or not budget:
         return found | {"rules_reason": "seats or step budget were left at the engine's default and not said"}
     try:
-        outcome = block_rules.play(cache, requests, input_len, output_len, seats, budget, whole_prompt)
+        played = {ahead: block_rules.play(cache, requests, input_len, output_len, seats, budget, whole_prompt, head)
+                  for ahead, head in (("", None), ("ahead_", 1))}
     except ValueError as problem:
         return found | {"rules_reason": str(problem)}
-    return found | {"rules": outcome.preemptions, "rules_before": outcome.before_first_end, "rules_peak": outcome.peak_running,
-                    "read_again": outcome.read_again_tokens, "must": outcome.preemptions > 0}
+    for ahead, outcome in played.items():
+        found |= {f"{ahead}rules": outcome.preemptions, f"{ahead}rules_before": outcome.before_first_end,
+                  f"{ahead}first_batch": outcome.first_batch, f"{ahead}read_again": outcome.read_again_tokens}
+    return found | {"must": any(outcome.preemptions for outcome in played.values())}
 
 
 def bounds(arms: ArmSet) -> pd.DataFrame:
@@ -142,7 +148,8 @@ def counts(arms: ArmSet) -> pd.DataFrame:
     raw         what the counter gained (null: not sampled)        preemptions  the count to quote; null where `raw` proves nothing
     proof       `counted` (above zero), `control` (zero, and the same server's counter moved elsewhere), `room` (zero, and by the
                 room formula all that may ever run together fit at their end; no sample shows a full cache), or "" with `why`
-    before, after, first_end_s, end_s   see `onset`                excess, excess_out  prompt tokens that the server counted beyond those sent,
+    before, after, first_batch, first_end_s, end_s   see `onset`    head  requests whose first token came in the first step of all
+    excess, excess_out  prompt tokens that the server counted beyond those sent,
                 and generated ones beyond those received; null where a request has no count of its own
     usage_max   largest sampled share of the cache, 0 to 1         pauses  answers that stopped while others went on, see `pauses`
     """
@@ -161,7 +168,8 @@ def counts(arms: ArmSet) -> pd.DataFrame:
         raw, why = _known(row["preemptions"]), ""
         if raw is None:
             raw, why = counter_delta(metrics, "preemptions_total", start, end)
-        split = onset(requests, metrics)
+        paused = pauses(requests, chunks)
+        split = onset(requests, paused)
         proof, quoted = "", None
         if raw:
             proof, quoted = "counted", raw
@@ -171,10 +179,10 @@ def counts(arms: ArmSet) -> pd.DataFrame:
         excess, excess_out = (_excess(requests, metrics, *names, start, end) for names in (("prompt_tokens_total", "prompt_tokens"),
                                                                                            ("generation_tokens_total", "output_tokens")))
         rows.append(row | {"raw": raw, "preemptions": quoted, "proof": proof, "why": why, "usage_max": usage,
-                           "excess": excess, "excess_out": excess_out, "pauses": len(pauses(requests, chunks)), "duration_s": end - start,
-                           **{name: split[name] for name in ("before", "after", "first_end_s", "end_s")}})
+                           "excess": excess, "excess_out": excess_out, "pauses": len(paused), "head": _head(requests, chunks),
+                           "duration_s": end - start, **split})
     found = pd.DataFrame(rows)
-    whole = ("raw", "preemptions", "before", "after", "excess", "excess_out")
+    whole = ("raw", "preemptions", "before", "after", "first_batch", "head", "excess", "excess_out")
     return found.astype({name: "Int64" for name in whole})
 
 
@@ -201,29 +209,48 @@ def _known(value: Any) -> int | None:
     return None if value is None or pd.isna(value) else int(value)
 
 
-def onset(requests: pd.DataFrame, metrics: pd.DataFrame | None) -> dict[str, Any]:
-    """Preemptions until the first request ends, and from then on.
+def onset(requests: pd.DataFrame, paused: pd.DataFrame) -> dict[str, Any]:
+    """Pauses that began until the first request ended, and from then on; and how many requests had begun by then.
 
     Until the first end blocks come back only from those that are put out, so the batch can only over-fill; what comes later is how
-    the server lives with it. Returns first_end_s and end_s (seconds since the first request was sent), before, after (null where the counter was
-    not sampled) and reason. The counter is sampled, so `before` reaches to the first sample after that end.
+    the server lives with it. `paused`: of `pauses`. The counter cannot tell the two apart, see `lateness`. Returns first_end_s and
+    end_s (seconds since the first request was sent), before, after, first_batch; all null where no request completed.
     """
     start, end = first_s(requests["sent"]), last_s(requests["end"])
     first_end = first_s(requests.loc[requests["outcome"] == "completed", "end"])
     if math.isnan(first_end) or math.isnan(start):
-        return {"first_end_s": None, "end_s": None, "before": None, "after": None, "reason": "no request completed"}
-    before, reason = counter_delta(metrics, "preemptions_total", start, first_end)
-    every, reason_all = counter_delta(metrics, "preemptions_total", start, end)
-    after = None if before is None or every is None else every - before
-    return {"first_end_s": first_end - start, "end_s": end - start, "before": before, "after": after, "reason": reason or reason_all}
+        return dict.fromkeys(("first_end_s", "end_s", "before", "after", "first_batch"))
+    before = int((ticks(paused["start"]) * UNIT_S < first_end).sum())
+    return {"first_end_s": first_end - start, "end_s": end - start, "before": before, "after": len(paused) - before,
+            "first_batch": int((ticks(requests["first_token"]) * UNIT_S < first_end).sum())}
 
 
-def moves(metrics: pd.DataFrame, start_s: float, end_s: float) -> pd.DataFrame:
-    """When the counter moved: columns time_s (of the sample that first shows it) and gained, in [start_s, end_s]; empty if never."""
+def _head(requests: pd.DataFrame, chunks: pd.DataFrame) -> int | None:
+    """How many first tokens came in the first step of all; None where none came."""
+    gaps = chunks[chunks["tokens"] > 0].sort_values(["request", "time"]).groupby("request")["time"].diff()
+    first = requests["first_token"].dropna()
+    # The tokens of one step arrive one after another: half a step tells two steps apart.
+    return int((first <= first.min() + gaps.median() / 2).sum()) if len(first) and gaps.notna().any() else None
+
+
+def lateness(requests: pd.DataFrame, paused: pd.DataFrame, metrics: pd.DataFrame) -> dict[str, Any] | None:
+    """What the counter showed in its last sample before the first paused request came back; None where that cannot be said.
+
+    vLLM notes a preemption with the request and reports it with the request's next token (`take_events` in the scheduler, 0.32.0). So its
+    counter moves when somebody comes back. Returns at_s (the sample, seconds since the first request was sent), begun (pauses so far) and
+    counted (what the counter had gained).
+    """
     time, value, why = series(metrics, "preemptions_total")
-    inside = (time >= start_s) & (time <= end_s) if not why else np.zeros(0, bool)
-    gained = np.diff(value, prepend=value[0])[inside] if inside.any() else np.zeros(0)
-    return pd.DataFrame({"time_s": time[inside][gained > 0], "gained": gained[gained > 0]})
+    if why or paused.empty:
+        return None
+    start = first_s(requests["sent"])
+    between = np.flatnonzero((time > float(paused["start"].min()) * UNIT_S) & (time < float(paused["end"].min()) * UNIT_S))
+    before = np.flatnonzero(time <= start)
+    if not between.size or not before.size:
+        return None
+    at = between[-1]
+    return {"at_s": float(time[at]) - start, "begun": int((ticks(paused["start"]) * UNIT_S < time[at]).sum()),
+            "counted": round(value[at] - value[before[-1]])}
 
 
 # --- who was put out --------------------------------------------------------------------------------------------------
@@ -233,9 +260,9 @@ def pauses(requests: pd.DataFrame, chunks: pd.DataFrame) -> pd.DataFrame:
     """Stretches in which one answer stopped while others went on: one row each, by time.
 
     Columns: request, start, end (record units), pause_s, missed (tokens that the busiest other request received meanwhile),
-    place (how many of the requests that were in the batch at its start had been let in before it), behind (how many
-    had been let in later), tokens_before. A slow step stops everybody for one token and is not among them: somebody else
-    must have received `LEAST_STEPS` at least. A request that was put out before its first token leaves no trace here.
+    place and behind (how many requests of the batch that went on stood before and behind it, see `_with_places`), tokens_before. A slow
+    step stops everybody for one token and is not among them: somebody else must have received `LEAST_STEPS` at least.
+    A request that was put out before its first token leaves no trace here.
     """
     columns = ["request", "start", "end", "pause_s", "missed", "place", "behind", "tokens_before"]
     ordered = chunks[chunks["tokens"] > 0].sort_values(["request", "time"], kind="stable", ignore_index=True)
@@ -257,27 +284,23 @@ def pauses(requests: pd.DataFrame, chunks: pd.DataFrame) -> pd.DataFrame:
         if received.max() >= LEAST_STEPS:
             rows.append((row.request, row.start, row.time, (row.time - row.start) * UNIT_S, int(received.max()), None, None, row.so_far))
     found = pd.DataFrame(rows, columns=columns).sort_values(["start", "request"], kind="stable", ignore_index=True)
-    return _with_places(found, requests, typical)
+    return _with_places(found, by_time, typical)
 
 
-def _with_places(found: pd.DataFrame, requests: pd.DataFrame, typical: float) -> pd.DataFrame:
-    """Who had been let in before and after each paused request, among those that streamed when its pause began."""
-    known = requests[requests["first_token"].notna()].set_index("request")
-    sent, first, end = known["sent"].astype(float), known["first_token"].astype(float), known["end"].astype(float)
+def _with_places(found: pd.DataFrame, by_time: pd.DataFrame, typical: float) -> pd.DataFrame:
+    """Where each paused request stood in the running list: how many that went on got their token of that step before and after it.
+
+    The engine runs through its running list, which is in order of admission, and hands out the tokens of a step in that order. So the
+    order of arrival within a step is that of the list. Who was put out in the same step is not among those that went on.
+    """
+    times, owners = by_time["time"].to_numpy(float), by_time["request"].to_numpy()
     places, behinds = [], []
     for row in found.itertuples():
-        earlier = found[found["end"] <= row.start].groupby("request")["end"].max()
-        since = first.copy()
-        since.update(earlier.astype(float))  # let in again when its pause ended
-        # A step's chunks reach the client one after another: half a step tells two steps apart.
-        at = row.start + typical / 2
-        out = found[(found["start"] <= at) & (found["end"] > at)]["request"]
-        others = since[(since <= at) & (end.fillna(math.inf) > at) & ~since.index.isin(out)]
-        mine = since[row.request]
-        same = (others - mine).abs() <= typical / 2
-        later = ((others > mine) & ~same) | (same & (sent.reindex(others.index) > sent[row.request]))
-        places.append(int((~later).sum()))
-        behinds.append(int(later.sum()))
+        near = slice(np.searchsorted(times, row.start - typical / 2), np.searchsorted(times, row.start + typical / 2))
+        too = set(found.loc[(found["start"] - row.start).abs() <= typical / 2, "request"])
+        others = [(owner, time) for owner, time in zip(owners[near], times[near], strict=True) if owner not in too]
+        places.append(len({owner for owner, time in others if time <= row.start}))
+        behinds.append(len({owner for owner, time in others if time > row.start}))
     return found.assign(place=places, behind=behinds)
 
 

@@ -80,7 +80,7 @@ def timeline(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame
     shown = every.iloc[:: math.ceil(len(every) / MOST_REQUESTS)]
     zero = ticks(every["intended"]).min()
     last = float(np.nanmax((ticks(every["end"]) - zero) * UNIT_S)) if every["end"].notna().any() else 1.0
-    figure = _canvas(["request", "requests", "cache, %", "put out"], "seconds since the first arrival", 720, [0.46, 0.2, 0.16, 0.18])
+    figure = _canvas(["request", "requests", "cache, %", "counted"], "seconds since the first arrival", 720, [0.46, 0.2, 0.16, 0.18])
     number = dict(zip(every["request"], every.index + 1, strict=True))
     paused = starvation.pauses(requests, chunks)
 
@@ -136,7 +136,7 @@ def _gauges(figure: go.Figure, samples: pd.DataFrame, zero: float) -> float | No
     x = _round((ticks(thin["time"]) - zero) * UNIT_S)
     curves = (("running", "running (server)", 1.0, "solid", BLUE, 2, "linear"), ("waiting", "waiting (server)", 1.0, "dash", OCHRE, 2, "linear"),
               ("kv_cache_usage", "KV cache in use", 100.0, "solid", TEAL, 3, "linear"),
-              ("preemptions_total", "preemptions so far", 1.0, "solid", RED, 4, "hv"))
+              ("preemptions_total", "preemptions counted so far", 1.0, "solid", RED, 4, "hv"))
     for column, name, factor, dash, paint, row, shape in curves:
         if column not in thin or thin[column].isna().all():
             continue
@@ -173,7 +173,7 @@ def demand(bounds: pd.DataFrame, counts: pd.DataFrame, published: pd.DataFrame |
         known = rows[rows["preemptions"].notna()]
         for row in rows[rows["preemptions"].isna()].itertuples():
             words.append(f"{arm}, {row.load}: not drawn, the count is unknown ({row.why})")
-        largest = max([largest, *known["preemptions"].astype(float), *rows["rules"].dropna().astype(float)])
+        largest = max([largest, *known["preemptions"].astype(float), *rows[["rules", "ahead_rules"]].astype(float).max().dropna()])
         if len(known):
             figure.add_scatter(
                 x=_round(known["demand_over_room"]), y=known["preemptions"].astype(float).tolist(), mode="markers", name=f"{arm}, counted",
@@ -185,7 +185,11 @@ def demand(bounds: pd.DataFrame, counts: pd.DataFrame, published: pd.DataFrame |
     expected = bounds[bounds["rules"].notna()]
     if len(expected):
         _rules(figure, expected["demand_over_room"], expected["rules"], expected["arm"] + ", " + expected["load"], "by the rules alone")
-        words += [f"By the rules alone {row.arm}, {row.load} gives {row.rules:.0f}" for row in expected.itertuples()]
+        ahead = expected[expected["ahead_rules"] != expected["rules"]]
+        if len(ahead):  # with the first request one step ahead of the others
+            _rules(figure, ahead["demand_over_room"], ahead["ahead_rules"], ahead["arm"] + ", " + ahead["load"], "by the rules alone", legend=False)
+        words += [f"By the rules alone {row.arm}, {row.load} gives {row.rules:.0f}"
+                  + ("" if row.ahead_rules == row.rules else f" or {row.ahead_rules:.0f}") for row in expected.itertuples()]
     if published is not None and len(published):
         rows = published[published["preemptions"].notna() & published["demand_over_room"].notna()]
         figure.add_scatter(
@@ -277,9 +281,9 @@ def published_timeline(samples: pd.DataFrame, arm: str) -> go.Figure:
     csv = f"published_{arm.lower()}_timeline.csv"
     if rows.empty:
         return nothing(f"no published samples of {arm}", csv)
-    figure = _canvas(["running", "waiting", "put out"], "seconds, as published", 480)
+    figure = _canvas(["running", "waiting", "counted"], "seconds, as published", 480)
     for row, (column, name, paint, shape) in enumerate((("running", "running", PUBLISHED, "linear"), ("waiting", "waiting", OCHRE, "linear"),
-                                                        ("preemptions_total", "preemptions so far", RED, "hv")), start=1):
+                                                        ("preemptions_total", "preemptions counted so far", RED, "hv")), start=1):
         figure.add_scatter(row=row, col=1, x=rows["t_s"].tolist(), y=rows[column].tolist(), name=f"{name} (published)", mode="lines",
                            line={"color": paint, "width": 1.8, "shape": shape},
                            hovertemplate=f"{name}: %{{y:,}} at second %{{x}}<br>published, not re-measured<extra></extra>")

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from . import cache_room
-from .part_4 import Findings, none_of
+from .part_4 import Findings, either, none_of
 
 
 def cache_table(found: Findings) -> str:
@@ -54,7 +54,7 @@ def bound_table(found: Findings) -> str:
         known = none_of(row.get("admitted")) is not None
         shape = f"{row['input_len']} / {row['output_len']}"
         rest = [f"{int(row['admitted'])}", f"{int(row['fits'])}", f"{int(row['demand']):,} of {int(row['usable']):,}", "yes" if row["must"] else "no",
-                "–" if none_of(row["rules"]) is None else f"{int(row['rules'])}"] if known else ["–", "–", row["reason"], "–", "–"]
+                either(row, "rules") or "–"] if known else ["–", "–", row["reason"], "–", "–"]
         rows.append([f"{row['arm']}, {row['load']}", shape, f"{row['num_prompts']}", *rest])
     return _table(["cache, load", "tokens in / out", "requests", "let in at once", "fit at their end", "blocks needed at the end",
                    "somebody must go", "preemptions by the rules"], rows, "part_4_bounds.csv")
@@ -66,14 +66,13 @@ def count_table(found: Findings) -> str:
     proofs = {"counted": "counted", "control": "zero: this counter was seen to move", "room": "zero by arithmetic", "": "unknown"}
     for row in found.counts.to_dict("records") if len(found.counts) else []:
         name = f"{row['arm']}, {row['load']}" + (f", repeat {row['repeat'] + 1}" if found.counts["repeat"].max() else "")
-        before, after = (_cell(row[part] if row["proof"] else None) for part in ("before", "after"))
-        peak = _cell(found.bound(row["arm"], row["load"]).get("rules_peak"))
-        rows.append([name, _cell(row["preemptions"]), proofs[row["proof"]] + (f" ({row['why']})" if not row["proof"] else ""), before, after,
-                     str(row["pauses"]), f"{_cell(row['running_max'])} ({peak})",
+        expected = either(found.bound(row["arm"], row["load"]), "first_batch") or "–"
+        rows.append([name, _cell(row["preemptions"]), proofs[row["proof"]] + (f" ({row['why']})" if not row["proof"] else ""),
+                     str(row["pauses"]), _cell(row["before"]), f"{_cell(row['first_batch'])} ({expected})",
                      "–" if none_of(row["usage_max"]) is None else f"{100 * row['usage_max']:.0f} %",
                      f"{int(row['completed'])} of {int(row['num_prompts'])}", "✓" if row["valid"] else f"✗ {', '.join(row['reasons'])}"])
-    return _table(["cache, load", "preemptions", "how we know", "until the first end", "after it", "pauses seen in the streams",
-                   "ran at once, most (by the rules)", "cache in use, most", "completed", "valid"], rows, "part_4_counts.csv")
+    return _table(["cache, load", "preemptions", "how we know", "pauses seen in the streams", "of these until the first end",
+                   "began before it (by the rules)", "cache in use, most", "completed", "valid"], rows, "part_4_counts.csv")
 
 
 def _cell(value: Any) -> str:

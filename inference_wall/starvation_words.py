@@ -14,7 +14,7 @@ import pandas as pd
 
 from . import cache_room, starvation, trace
 from .chart import digits
-from .part_4 import NO_PAIR, Findings, Traced, amount, none_of, verdict
+from .part_4 import NO_PAIR, Findings, Traced, amount, either, none_of, verdict
 from .starvation import CONTROL
 
 
@@ -67,8 +67,10 @@ def expectation_sentence(found: Findings) -> str:
     else:
         text += ". But some end before the others have grown, so nobody has to be put out." if over else ": nobody has to be put out."
     if none_of(bound.get("rules")) is not None:
-        text += (f" Played to the end, the rules give **{amount(int(bound['rules']), 'preemption')}**, {int(bound['rules_before'])} of them before "
-                 f"the first request ends, and {amount(int(bound['read_again']), 'token')} to be worked out again.")
+        text += (f" Played to the end, the rules give **{either(bound, 'rules')} preemptions**, {either(bound, 'rules_before')} of them before "
+                 f"the first request ends, and {either(bound, 'read_again')} tokens to be worked out again.")
+        if bound["rules"] != bound["ahead_rules"]:
+            text += " (Two numbers: all at once, and with the first request one step ahead.)"
     return text
 
 
@@ -83,26 +85,26 @@ def result_sentence(found: Findings) -> str:
     return f"**{opening}:** {because}."
 
 
-def ran_sentence(found: Findings) -> str:
-    """The test of the room formula by what ran: the largest sampled batch of each flood against the rules. Markdown."""
-    known, off, limited = [], [], 0
+def began_sentence(found: Findings) -> str:
+    """The test of the room formula by the requests that ran: how many began before the first one ended, against the rules. Markdown."""
+    known, off, limited = 0, [], 0
     for row in found.counts.to_dict("records") if len(found.counts) else []:
-        bound = found.bound(row["arm"], row["load"])
-        ran, peak = none_of(row["running_max"]), none_of(bound.get("rules_peak"))
-        if ran is None or peak is None:
+        bound, began = found.bound(row["arm"], row["load"]), none_of(row["first_batch"])
+        allowed = {none_of(bound.get(name)) for name in ("first_batch", "ahead_first_batch")}
+        if began is None or None in allowed:
             continue
-        known.append(row)
-        limited += int(peak < bound["cap"])
-        if int(ran) != int(peak):
-            off.append(f"`{row['arm']}`/{row['load']}: {int(ran)} ran, {int(peak)} expected" + (", **more than fit**" if ran > peak else ""))
+        known += 1
+        limited += int(began < bound["cap"])
+        if began not in allowed:
+            off.append(f"`{row['arm']}`/{row['load']}: {int(began)} began, by formula and rules {either(bound, 'first_batch')}")
     if not known:
-        return "How many requests ran at once cannot be compared with the formula here."
-    text = (f"First the room formula. In {len(known) - len(off)} of {amount(len(known), 'flood')} the largest batch that a sample caught is exactly "
-            f"the one that formula and rules allow. ")
-    text += f"The others: {'; '.join(off)}. A batch that lasts for less than the time between two samples can be missed. " if off else ""
+        return "How many requests were let in at first cannot be compared with the formula here."
+    text = (f"First the room formula, by the requests that ran. In {known - len(off)} of {amount(known, 'flood')} exactly as many began before the "
+            "first end as formula and rules let in. ")
+    text += f"The others: {'; '.join(off)}. " if off else ""
     if not limited:
-        return text + "Seats alone are limit enough in all of them, so this says little about room."
-    return text + f"In {limited} the blocks end the batch before the seats do, so the formula is what is tested there."
+        return text + "In none of them the blocks ended the batch before the seats did, so this says little about room."
+    return text + f"In {limited} of them the blocks ended the batch before the seats did, so there it is the formula that is tested."
 
 
 def zero_sentence(found: Findings) -> str:
@@ -127,33 +129,57 @@ def _listed(rows: pd.DataFrame) -> str:
 
 def rules_sentence(found: Findings) -> str:
     """How the counts compare with the rules alone. Markdown."""
-    rows = [(row, found.bound(row["arm"], row["load"]).get("rules")) for row in found.counts.to_dict("records")] if len(found.counts) else []
-    known = [(int(row["raw"]), int(rules), row) for row, rules in rows if none_of(row["raw"]) is not None and none_of(rules) is not None]
+    known, off, ahead = 0, [], []
+    for row in found.counts.to_dict("records") if len(found.counts) else []:
+        bound, raw = found.bound(row["arm"], row["load"]), none_of(row["raw"])
+        once, first_ahead = (none_of(bound.get(name)) for name in ("rules", "ahead_rules"))
+        if raw is None or once is None:
+            continue
+        known += 1
+        name = f"`{row['arm']}`/{row['load']}"
+        if raw not in (once, first_ahead):
+            off.append(f"{name}: counted {int(raw)}, by the rules {either(bound, 'rules')}")
+        elif raw != once:
+            ahead.append((name, none_of(row["head"]) == 1))
     if not known:
         return "The counts cannot be compared with the rules here."
-    off = [f"`{row['arm']}`/{row['load']}: counted {raw}, by the rules {rules}" for raw, rules, row in known if raw != rules]
-    text = f"In {len(known) - len(off)} of {amount(len(known), 'flood')} the counter moved exactly as often as the rules say."
+    text = f"In {known - len(off)} of {amount(known, 'flood')} the counter moved exactly as often as the rules say."
+    for name, seen in ahead:
+        text += f" For {name} that takes the first request one step ahead, and the streams {'show' if seen else 'do not show'} it there."
     return text + (f" The others: {'; '.join(off)}." if off else "")
 
 
 def onset_sentence(found: Findings) -> str:
-    """Whether preemptions belong to the start of the flood or go on. Markdown."""
+    """Whether requests are put out at the start of the flood only or go on to be. From the streams, not from the counter. Markdown."""
     point = found.point(found.cut, CONTROL)
     if point is None:
         return "How preemptions spread over the control cannot be said: it was not measured on a cut cache."
-    if any(none_of(point[name]) is None for name in ("raw", "before", "after")):
-        return f"How preemptions spread over the control cannot be said: {point['why'] or 'the counter was not sampled at the first end'}."
-    if not point["raw"]:
-        return "There is nothing to divide: the counter stood still in the control."
+    if none_of(point["before"]) is None:
+        return "How preemptions spread over the control cannot be said: no request completed."
     before, after, first, end = int(point["before"]), int(point["after"]), point["first_end_s"], point["end_s"]
-    text = f"Until the first request ended, at {first:.1f} s, the counter rose by {before}; in the {end - first:.1f} s after that by {after}. "
+    if not before + after:
+        return "There is nothing to divide: no answer stopped while others went on."
+    text = f"Until the first request ended, at {first:.1f} s, {before} of the pauses began; in the {end - first:.1f} s after that {after}. "
     if not after:
         return text + "It is an **onset**: the batch over-fills once, and nobody is put out after the first end."
     if not before:
         return text + "It is **churn**: nobody was put out while the batch first filled."
     rates = before / first, after / (end - first)
-    more = "more" if rates[1] > rates[0] else "less"
-    return text + (f"That is {rates[0]:.2f} a second, then {rates[1]:.2f}: an onset, and after it **churn**, which is {more} dense.")
+    return text + f"That is {rates[0]:.2f} a second, then {rates[1]:.2f}: **denser {'at the onset' if rates[0] > rates[1] else 'afterwards'}**."
+
+
+def lateness_sentence(found: Findings) -> str:
+    """Whether the counter moved when requests were put out, or only when they came back. Markdown."""
+    late = found.late
+    if late is None:
+        return "Whether the counter moves at once cannot be seen in this record."
+    begun, counted = late["begun"], late["counted"]
+    text = (f"In the last sample before the first of them came back, at {late['at_s']:.1f} s, {amount(begun, 'answer')} had stopped, and the "
+            f"counter had risen by {counted}. ")
+    if counted < begun:
+        return text + ("**The counter is late:** it shows a preemption when the request comes back, because the engine reports it with that "
+                       "request's next token. So read from it how many, and never when.")
+    return text + "So here the counter moved when requests were put out."
 
 
 # --- who, and what it costs -------------------------------------------------------------------------------------------
@@ -176,9 +202,9 @@ def victims_sentence(found: Findings) -> str:
         text += "The streams show fewer: who is put out before the first token, or only for a moment, does not stand out in them. "
     elif counted is not None and counted < len(victims):
         text += "The streams show more, so not every pause is a preemption. "
-    text += f"At {last} of {len(victims)} nobody in the batch had been let in later"
+    text += f"At {last} of {len(victims)} nobody who went on stood behind it in the running list"
     text += ": **last in, first out.**" if last == len(victims) else "."
-    return text + f" By arrival they were numbers {_ranges([int(each) + 1 for each in who])} of {int(point['num_prompts'])}."
+    return text + f" In the order of sending they were numbers {_ranges([int(each) + 1 for each in who])} of {int(point['num_prompts'])}."
 
 
 def _ranges(numbers_of: list[int]) -> str:
@@ -198,7 +224,7 @@ def unseen_sentence(found: Findings) -> str:
         return "Whether the server's token counters show the work done twice cannot be said here."
     if none_of(point["raw"]) == 0:
         return "Nobody was counted as put out in the control, so there is no work done twice to look for."
-    again = none_of(bound.get("read_again"))
+    again = either(bound, "read_again")
     parts = []
     for name, kind, own in (("excess", "prompt", "sent"), ("excess_out", "generated", "received")):
         value = none_of(point[name])
@@ -206,7 +232,7 @@ def unseen_sentence(found: Findings) -> str:
                      f"the one of {kind} tokens rose by exactly what was {own}" if value == 0 else
                      f"the one of {kind} tokens rose by {abs(int(value)):,} {'more' if value > 0 else 'less'} than was {own}")
     text = f"Two counters of the server were read: {parts[0]}, {parts[1]}."
-    text += "" if again is None else f" By the rules {amount(int(again), 'token')} were worked out twice."
+    text += "" if again is None else f" By the rules {again} tokens were worked out twice."
     return text + (" **Neither counter shows any of it.**" if _unseen(found) else "")
 
 
@@ -221,9 +247,16 @@ def price_sentence(found: Findings) -> str:
     rows = found.price[found.price["repeat"] == found.price["repeat"].min()] if len(found.price) else found.price
     if rows.empty:
         return f"The price cannot be given: it {NO_PAIR}."
-    parts = [f"{row.load} took {row.duration_x:.2f} times as long ({int(row.cut_completed)} of {int(row.cut_num_prompts)} completed)"
-             for row in rows.itertuples()]
-    return f"With `{found.cut}` instead of `{found.natural}`: {'; '.join(parts)}."
+    parts, sooner = [], []
+    for row in rows.itertuples():
+        median = none_of(row.e2e_p50_x)
+        parts.append(f"{row.load} took {row.duration_x:.2f} times as long to the last end"
+                     + (f", its median E2E {median:.2f} times" if median else "") + f" ({int(row.cut_completed)} of {int(row.cut_num_prompts)} completed)")
+        sooner += [row.load] if median and median < 1 else []
+    text = f"With `{found.cut}` instead of `{found.natural}`: {'; '.join(parts)}."
+    if sooner:
+        text += f" In the load {', '.join(sooner)} the median request was done **sooner** on the small cache: fewer at once share a step."
+    return text
 
 
 def lessons(found: Findings) -> str:
@@ -233,12 +266,15 @@ def lessons(found: Findings) -> str:
     if not len(victims):
         pay = "**Who pays was not seen here.** By the rules it is whoever was let in last."
     elif last == len(victims):
-        pay = "**The latest paid.** Each answer that stopped was, at that moment, the last one let in of all in the batch."
+        pay = "**The latest paid.** Whenever an answer stopped, everybody who went on had been let in before it."
     else:
-        pay = f"**Not only the latest paid.** Of {amount(len(victims), 'pause')}, {last} were of the last one let in. The rules name nobody else."
+        pay = (f"**Not only the latest paid.** At {len(victims) - last} of {amount(len(victims), 'pause')} somebody went on who had been let in "
+               "later. The rules do not know that.")
     unseen = ("**Work done twice was in neither token counter.** Compare times." if _unseen(found) else
               "**Check that a token counter counts work done twice** before you read it there. Times do show it.")
-    return f"- {pay}\n- {unseen}"
+    late = found.late is not None and found.late["counted"] < found.late["begun"]
+    when = "\n- **The counter says how many, not when.** Look at the streams for who and when." if late else ""
+    return f"- {pay}\n- {unseen}{when}"
 
 
 # --- a trace ----------------------------------------------------------------------------------------------------------
@@ -259,15 +295,15 @@ def trace_sentence(traced: Traced) -> str:
         return text + f"No step of the excerpt worked anything out a second time. {trace.words(traced.path)}"
     back, rest = frame[again > 0], frame[again == 0]
     one = len(back) == 1
-    text += (f"In {amount(len(back), 'step')} of the {len(frame)} in the excerpt, {amount(int(again.sum()), 'token')} "
+    text += (f"In {len(back)} of the {amount(len(frame), 'step')} of the excerpt, {amount(int(again.sum()), 'token')} "
              f"{'was' if again.sum() == 1 else 'were'} worked out a second time: **requests that had been put out came back.** "
              f"{'That step' if one else 'Such a step'} took {_span(back['duration_ms'])}")
     text += f"; the other {amount(len(rest), 'step')} took {_span(rest['duration_ms'])}. " if len(rest) else ". "
     hidden = back[back["generation_tokens"] > back["generation_requests"]]
     if len(hidden):
-        row = hidden.iloc[0]
+        row = hidden.loc[hidden["generation_tokens"].idxmax()]
         text += (f"The engine counts who comes back among the running: its mark says {amount(int(row['generation_tokens']), 'token')} for "
-                 f"{amount(int(row['generation_requests']), 'running request')}. So the strip draws that step in the row of decode. ")
+                 f"{amount(int(row['generation_requests']), 'running request')}. So the strip draws such a step in the row of decode. ")
     else:
         text += "The engine counts who comes back among those that read a prompt, and so does the strip. "
     text += f"Where the time of a step went that read again: {_families(traced.path, back)}"

@@ -95,7 +95,7 @@ display(Markdown(freeze_words.arms_sentence(arms, cases)))
 #
 # A token is **hurt** when its gap is longer than {num}`part_2.here.hurt_times:.0f` times the calm median.
 #
-# ## What we expect, before we look at the victims
+# ## What we expect, before we look at the stalls
 #
 # A step ends for everybody at the same moment. If a piece of a prompt is in it, the victims' next tokens wait until that
 # piece has been read. So a step with k prompt tokens should take about
@@ -113,8 +113,7 @@ display(Markdown(freeze_words.expectation_sentence(cases)))
 # Where several prompts fit into one step, we expect more. With chunking the same sum, with the piece in place of the prompt, gives
 # the stall of each piece. But then there are as many pieces as it takes. If nothing else happens, chunking moves the
 # work and does not remove any. We shall look.
-
-# %% [markdown]
+#
 # ## One victim, token by token
 
 # %%
@@ -132,16 +131,16 @@ display(Markdown(freeze_words.stall_sentence(arms, cases)))
 display(HTML(freeze_tables.bound_table(cases)))
 
 # %% [markdown]
-# "Same step, no test" marks the rows whose fullest step is as large as the one that the cost was read from. The others ran on another
-# server, in steps of another size, or at another load. "Worst stall of a round" is the median over the injections.
+# "Same step, no test" marks the rows whose fullest step is as large as the one that the cost was read from. The other rows are a test.
+# "Worst stall of a round" is the median over the injections.
 
 # %%
 display(Markdown(freeze_words.division_sentence(cases)))
 
 # %% [markdown]
-# A ratio above one says that a step costs more than its prompt tokens and an ordinary step. Late tokens of a long prompt, which look
-# back at all that came before, are one candidate. Only a few injections stand behind each row, so look at the range before
-# you believe a difference.
+# A ratio above one says that a step costs more than its prompt tokens and an ordinary step. For the last piece of a prompt, its tokens
+# are one candidate: they look back at all that came before. For a whole prompt they are not, because the cost is already an
+# average over one. Only a few injections stand behind each row, so look at the range before you believe a difference.
 #
 # ## The price
 
@@ -195,7 +194,7 @@ display(Markdown(freeze_words.cost_sentence(cases)))
 
 # %% [markdown]
 # Turn the dial down far enough and each step is mostly an ordinary step again: there is less and less to gain, and the prompt
-# needs more and more steps. Whoever sent it waits for all of them.
+# needs more and more steps. By the same sum, whoever sent it should wait longer.
 
 # %%
 display(Markdown(freeze_words.payer_sentence(cases)))

@@ -148,7 +148,7 @@ display(Markdown(cliff_words.slope_sentence(found)))
 #
 # ## What fills a step
 #
-# The profiler shows the same from inside. It slows the server down, so read shares here, not times.
+# The profiler looks at steps from inside. It slows the server down, so read shares here, not times.
 
 # %%
 traces = part_3.trace_points(found)
@@ -163,14 +163,18 @@ else:
 # %% [markdown]
 # ## Who waits
 #
-# With a cap of 1 the throughput falls off the cliff, and something else happens: everybody waits for all of those before them.
+# A cap of 1 does something else beside what it does to throughput: everybody waits for all of those before them.
 # Is that fair? First come, first served is a fair order. What is unfair is the size of the wait. All prompts of a flood arrive
 # together, and whoever is first in the queue waits for nobody. The second waits for one whole answer, the third for two. So
 # theory says: a wait is the place in the queue × the time of one answer.
+#
+# The places are those that the server gave, by first tokens. That a later place waits longer is then no finding. By how much
+# is one.
 
 # %%
 display(cliff_figures.queue(found.queues, found.fair["service_s"], found.fair["alone_s"], found.rig))
 display(Markdown(cliff_words.queue_sentence(found)))
+display(Markdown(cliff_words.order_sentence(found)))
 
 # %% [markdown]
 # Nobody in this queue asked for anything difficult. The first token came after {num}`part_3.here.queue_first_ttft_s:.2f unit`
@@ -183,14 +187,15 @@ display(Markdown(cliff_words.place_sentence(found)))
 # %% [markdown]
 # :::{warning}
 # **Do not compare the TTFT of two floods.** It depends on how many prompts were queued, and we queue more for a larger cap:
-# {num}`part_3.here.small_num_prompts` at cap {num}`part_3.here.small_cap`, {num}`part_3.here.large_num_prompts` at cap
+# {num}`part_3.here.small_num_prompts:.0f` at cap {num}`part_3.here.small_cap`, {num}`part_3.here.large_num_prompts:.0f` at cap
 # {num}`part_3.here.large_cap`. Send twice as many and the median wait doubles, on the very same server. What can be compared
 # is what a place in the queue costs.
 # :::
 #
 # ## The price
 #
-# Nothing is free. Every answer in the batch gets its next token when the whole step is done, and steps get longer.
+# Nothing is free. Every answer in the batch gets its next token when the whole step is done, and a step
+# with more in it can take longer.
 
 # %%
 display(Markdown(cliff_words.price_sentence(found)))
@@ -198,7 +203,7 @@ display(cliff_figures.price(found.caps, found.closed, found.rig))
 
 # %% [markdown]
 # So the switch trades two kinds of patience. A small cap makes people wait outside, one after the other. A large one lets
-# everybody in and serves each a little more slowly. The tail of the ITL holds the moments in which somebody else's
+# everybody in and serves each more slowly. The tail of the ITL holds the moments in which somebody else's
 # prompt was read: that is the subject of Part 2.
 #
 # ## The published A10G beside it

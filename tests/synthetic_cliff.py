@@ -15,10 +15,10 @@ ONE = ANSWER * (FIXED + SLOPE) + PROMPT  # a whole answer alone: 712 ms
 WAVE_16 = ANSWER * (FIXED + 16 * SLOPE) + 16 * PROMPT  # sixteen at once: 1,792 ms
 
 
-def serve(prompts, cap, answer=ANSWER, closed=None, start=100_000, slope=SLOPE):
+def serve(prompts, cap, answer=ANSWER, closed=None, start=100_000, slope=SLOPE, fixed=FIXED):
     """Requests, chunks and metrics of `prompts` requests at a cap: all at once, or `closed` at a time."""
     now, queue, running, sent, chunks, samples = start, [], {}, 0, [], [(start - 10, 0, 0)]
-    rows = {}
+    rows, shown = {}, (0, 0)  # the gauges, as vLLM has them: refreshed when a step ends, so blind for what came in since
 
     def send(count):
         nonlocal sent
@@ -33,8 +33,8 @@ def serve(prompts, cap, answer=ANSWER, closed=None, start=100_000, slope=SLOPE):
         while queue and len(running) < cap:
             running[queue.pop(0)] = answer
             new += 1
-        step = FIXED + slope * len(running) + PROMPT * new
-        samples += [(now + step * part // 8, len(running), len(queue)) for part in range(9)]
+        step = fixed + slope * len(running) + PROMPT * new
+        samples += [(now + step * part // 8, *shown) for part in range(9)]
         now += step
         done = 0
         for request in list(running):
@@ -45,6 +45,7 @@ def serve(prompts, cap, answer=ANSWER, closed=None, start=100_000, slope=SLOPE):
                 del running[request]
                 rows[request]["end"] = now
                 done += 1
+        shown = len(running), len(queue)
         if closed:
             send(done)
     samples.append((now + 10, 0, 0))
@@ -59,7 +60,7 @@ class Run:
 
     def __init__(self, arm, cap, loads, *, not_testable=None, traces=None, config=None, bandwidth=True):
         self.arm, self.name, self.not_testable, self.is_local = arm, f"{arm}-00000000-20261130T000000Z", not_testable, False
-        self.said = {"kv_cache_tokens": 23_296}
+        self.said = {"kv_cache_tokens": 23_296, "kv_cache_blocks": 182, "block_size": 128, "max_concurrency": 11.375, "max_concurrency_tokens": 2048}
         start = {"server_start": 0, "server": {"ready_s": 20.0, "argv": ["vllm", "serve", "toy", "--max-num-seqs", str(cap)], "said": self.said}}
         if bandwidth:
             start["bandwidth"] = {"copy_gb_s": 10.0, "read_gb_s": 8.0}
@@ -69,13 +70,16 @@ class Run:
                          "settings": {"repeats": 1}, "parameters": {"scale": 1.0}, "arm": arm}
         self.points, self._frames, self._traces = [], {}, traces or {}
         for number, (shape, frames) in enumerate(loads):
-            shape = {"pass": "measured", "kind": "bench", "max_concurrency": None, "repeat": 0, "output_len": ANSWER, **shape}
-            summary = stats.point_summary(*frames, None, LENGTH, shape["output_len"])
-            self.points.append({
-                "point": number, "arm": arm, "request_rate": None, "rate_label": "inf", "num_prompts": len(frames[0]), "input_len": LENGTH,
-                "start_s": 1.0, "end_s": 2.0, "overhead_s": 0.1, "server_start": 0, "victims": 0, "injected": 0, "injected_len": 0, "rounds": 0,
-                "summary": summary, "validity": {"valid": True, "reasons": []}, **shape})
-            self._frames[number] = dict(zip(("requests", "chunks", "metrics"), frames, strict=True))
+            self.add(number, shape, frames)
+
+    def add(self, number, shape, frames):
+        shape = {"pass": "measured", "kind": "bench", "max_concurrency": None, "repeat": 0, "output_len": ANSWER, **shape}
+        summary = stats.point_summary(*frames, None, LENGTH, shape["output_len"])
+        self.points.append({
+            "point": number, "arm": self.arm, "request_rate": None, "rate_label": "inf", "num_prompts": len(frames[0]), "input_len": LENGTH,
+            "start_s": 1.0, "end_s": 2.0, "overhead_s": 0.1, "server_start": 0, "victims": 0, "injected": 0, "injected_len": 0, "rounds": 0,
+            "summary": summary, "validity": {"valid": True, "reasons": []}, **shape})
+        self._frames[number] = dict(zip(("requests", "chunks", "metrics"), frames, strict=True))
 
     def frame(self, name, point=None):
         return self._frames[point][name].assign(point=point)
@@ -101,6 +105,16 @@ def cap_16(batches=(1, 2, 4, 8, 16), concurrency=(1, 2, 4, 8, 16), slope=SLOPE, 
     loads += [({"load": "closed", "max_concurrency": seats}, serve(max(12, 3 * seats), 16, closed=seats, slope=slope)) for seats in concurrency]
     loads += [({"load": "steps", "kind": "streams", "output_len": 48}, serve(batch, 16, 48, slope=slope)) for batch in batches]
     return Run("cap-16", 16, loads, config=SMOL, **more)
+
+
+def bent():
+    """The largest cap, with step times that a straight line does not fit: those of a real record, where four rows took less than one."""
+    run = cap_16(batches=())
+    for batch, step in ((1, 4_690), (2, 5_590), (4, 3_990), (8, 5_250), (16, 7_160)):
+        number = len(run.points)
+        frames = serve(batch, 16, 48, fixed=step, slope=0)
+        run.add(number, {"load": "steps", "kind": "streams", "output_len": 48}, frames)
+    return run
 
 
 def refused(arm="cap-16", reason="too many sequences for its state blocks"):

@@ -53,7 +53,8 @@ class Run:
 
     def __init__(self, arm, points, *, said, flags, not_testable=None, traces=None):
         self.arm, self.name, self.said, self.not_testable, self.is_local = arm, f"{arm}-00000000-20261130T000000Z", said, not_testable, False
-        self.document = {"rig": {"name": "cpu", "title": "a toy engine"}, "flags": {"max-num-seqs": 16, "max-model-len": 2048, **flags},
+        self.document = {"post": "part_2", "rig": {"name": "cpu", "title": "a toy engine"},
+                         "flags": {"max-num-seqs": 16, "max-model-len": 2048, **flags},
                          "engine": {"version": "0.0", "table_exact": True}, "model": {"name": "toy", "weights": "checkpoint", "dtype": "float32"},
                          "parameters": {"scale": 1.0},
                          "starts": [], "started": "2026-11-30T00:00:00+00:00", "settings": {"rounds": 2}, "arm": arm}

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import synthetic_cliff as toy
 
-from inference_wall import cliff, cliff_figures
+from inference_wall import cliff, cliff_figures, running_batch
 from inference_wall.site import mime
 
 
@@ -126,6 +126,50 @@ def test_a_slope_that_could_be_nothing_does_not_bound_the_crossover():
     fit = cliff.step_fit(line([1, 2, 4], noise=[(0, 6.0)]))
     assert fit.slope_interval[0] < 0 < fit.slope_interval[1]
     assert fit.crossover is not None and fit.crossover_interval == (None, None)
+    assert "do not bound" in fit.unbounded and fit.undetermined == fit.unbounded
+
+
+def test_a_crossover_is_determined_only_where_batches_were_timed():
+    inside = cliff.step_fit(line([1, 2, 4, 8, 16]))
+    assert inside.unbounded is None and inside.undetermined is None
+    beyond = cliff.step_fit(line([1, 2, 4, 8]))
+    assert beyond.unbounded is None and "beyond the largest batch" in beyond.undetermined
+    assert cliff.step_fit(line([1, 2, 4], slope=-1)).undetermined == cliff.step_fit(line([1, 2, 4], slope=-1)).reason
+
+
+def test_a_step_that_is_shorter_than_that_of_a_smaller_batch_is_named():
+    """The step times of a real record: a kernel for four rows was faster than the one for one row."""
+    fit = cliff.step_fit(pd.DataFrame({"batch": [1, 2, 4, 8, 16], "step_ms": [46.9, 55.9, 39.9, 52.5, 71.6]}))
+    assert fit.falls == ((4, 1), (8, 2)) and fit.slope_interval[0] < 0 and fit.unbounded
+    assert cliff.step_fit(line([1, 2, 4, 8, 16])).falls == ()
+    assert cliff.step_fit(line([1, 2, 4], slope=0.0, noise=[(1, -0.1)])).falls == ()  # half a percent is no fall
+    repeats = pd.DataFrame({"batch": [1, 1, 1, 2, 4], "step_ms": [20, 20, 40, 22, 24]})
+    assert cliff.step_fit(repeats).falls == ()  # one bad repeat does not make batch 1 slow
+
+
+# --- the running batch ------------------------------------------------------------------------------------------------
+
+
+def test_the_batch_by_the_client_counts_prompts_that_the_gauge_misses(arms):
+    caps, closed = cliff.caps_frame(arms), cliff.closed_frame(arms)
+    assert caps["batch_mean"].tolist() == [1, 16] and closed["batch_mean"].tolist() == [1, 2, 4, 8, 16]
+    # In the steady window one step in 32 shows 0 at a cap of 1; at a cap of 16 that step also reads 16 prompts.
+    assert caps["running_mean"].iloc[0] < 0.97 and caps["running_mean"].iloc[1] < 15
+
+
+def test_the_mean_batch_by_hand():
+    requests = pd.DataFrame({"sent": [0, 0, 0, 400_000], "end": [100_000, 200_000, 400_000, 600_000]})
+    assert running_batch.batch_mean(requests, 2, (0.0, 6.0)) == pytest.approx((2 * 2 + 1 * 2 + 1 * 2) / 6, abs=0.01)
+    assert running_batch.batch_mean(requests, 9, (0.0, 2.0)) == pytest.approx((3 + 2) / 2)
+    assert running_batch.batch_mean(requests, 9, (0.5, 1.0)) == 3  # within one span
+    assert running_batch.batch_mean(requests, 9, None) is None
+    assert running_batch.batch_mean(requests.assign(end=[100_000, None, 400_000, 600_000]), 9, (0.0, 2.0)) is None
+
+
+def test_a_cache_that_seats_fewer_than_the_cap_limits_the_batch():
+    run = toy.cap_16()
+    run.points[1]["summary"]["running_max"] = 10.0
+    assert cliff.caps_frame(toy.arm_set(run))["batch_mean"].tolist() == [10]
 
 
 # --- sets -------------------------------------------------------------------------------------------------------------
@@ -182,8 +226,8 @@ def test_without_a_steady_window_the_whole_point_counts_and_says_so():
 def test_cap_and_concurrency_agree_in_the_toy(arms):
     table = cliff.agreement(cliff.caps_frame(arms), cliff.closed_frame(arms))
     assert sorted(set(table["cap"])) == [1, 16]
-    judged = table[table["column"] != "ttft_p50_ms"]
-    assert set(judged["verdict"]) == {"agree"} and judged["difference_percent"].abs().max() < 1
+    judged = table[~table["column"].isin(["ttft_p50_ms", "running_mean"])]
+    assert len(judged) == 6 and set(judged["verdict"]) == {"agree"} and judged["difference_percent"].abs().max() < 1
     waits = table[table["column"] == "ttft_p50_ms"]
     assert set(waits["verdict"]) == {"not comparable"} and "flood of 12" in waits["note"].iloc[0]
 
@@ -207,14 +251,31 @@ def test_the_place_in_the_queue_explains_the_wait_of_a_cap_of_one():
     found = cliff.fairness(queue, toy.ONE * 1e-5, 0.030)
     assert found["slope_s"] == pytest.approx(0.712) and found["r2"] == pytest.approx(1)
     assert found["difference_percent"] == pytest.approx(0, abs=1e-6) and found["in_order"] == 1 and found["explained"] is True
+    assert found["worst_share"] == pytest.approx(0, abs=1e-6) and found["sent_within_s"] == 0
 
 
-def test_a_server_that_shuffles_its_queue_is_not_explained():
+def test_the_order_of_the_queue_is_the_servers_and_the_order_of_sending_is_told_beside_it():
     requests, _, _ = toy.serve(12, 1)
     order = np.random.default_rng(3).permutation(12)
     requests[["first_token", "end"]] = requests[["first_token", "end"]].to_numpy()[order]
-    found = cliff.fairness(cliff.queue_positions(requests), 0.712, 0.030)
-    assert found["explained"] is False and found["r2"] < 0.5 and found["in_order"] < 1
+    queue = cliff.queue_positions(requests.assign(sent=requests["sent"] + requests.index))
+    assert queue["sent_place"].tolist() == np.argsort(order).tolist()
+    found = cliff.fairness(queue, 0.712, 0.030)
+    assert found["explained"] is True and found["in_order"] == pytest.approx((np.diff(order) > 0).mean()) and found["in_order"] < 1
+    assert found["sent_within_s"] == pytest.approx(11e-5)
+
+
+@pytest.mark.parametrize(("cap", "prompts"), [(2, 12), (4, 16)])
+def test_a_server_that_serves_several_at_once_is_not_explained(cap, prompts):
+    """Later places wait longer by construction: the slope, and one answer a place, must be able to say no."""
+    assert cliff.fairness(cliff.queue_positions(toy.serve(prompts, cap)[0]), toy.ONE * 1e-5, 0.030)["explained"] is False
+
+
+def test_pairs_with_the_slope_of_theory_are_not_one_at_a_time():
+    queue = cliff.queue_positions(toy.serve(12, 1)[0])
+    pairs = queue.assign(ttft_s=(queue["position"] // 2) * 2 * 0.712)
+    found = cliff.fairness(pairs, 0.712 * 0.99, 0.03)
+    assert found["r2"] > 0.95 and abs(found["difference_percent"]) < 10 and found["explained"] is False
 
 
 def test_a_line_with_the_wrong_slope_is_not_explained():
@@ -228,10 +289,11 @@ def test_what_cannot_be_judged_says_why():
     assert "alone" in cliff.fairness(queue, None, None)["reason"]
 
 
-def test_a_failed_request_leaves_its_place_in_the_queue():
+def test_a_failed_request_leaves_its_place_in_the_order_of_sending():
     requests, _, _ = toy.serve(6, 1)
     requests.loc[2, "outcome"] = "failed"
-    assert list(cliff.queue_positions(requests)["position"]) == [0, 1, 3, 4, 5]
+    queue = cliff.queue_positions(requests)
+    assert list(queue["sent_place"]) == [0, 1, 3, 4, 5] and list(queue["position"]) == [0, 1, 2, 3, 4]
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------
@@ -268,7 +330,7 @@ def every_figure(arms):
     yield "queue", cliff_figures.queue(queues, 0.712, 0.03, "cpu")
     yield "price", cliff_figures.price(caps, closed, "cpu")
     yield "on_one_curve", cliff_figures.on_one_curve([{"rig": "cpu", "label": "cpu", "fit": fit, "steps": steps,
-                                                      "caps": caps.assign(batch=caps["running_mean"])}])
+                                                      "caps": caps.assign(batch=caps["batch_mean"])}])
 
 
 @pytest.mark.parametrize("runs", [
@@ -277,6 +339,7 @@ def every_figure(arms):
     pytest.param(lambda: (toy.cap_1(),), id="no steps, no loops"),
     pytest.param(lambda: (toy.cap_16(batches=(1, 2)), toy.cap_1()), id="no fit"),
     pytest.param(lambda: (toy.cap_16(slope=0), toy.cap_1()), id="no slope"),
+    pytest.param(lambda: (toy.bent(), toy.cap_1()), id="bent"),
     pytest.param(lambda: (toy.refused(),), id="nothing"),
 ])
 def test_every_figure_keeps_the_rules_of_the_site(runs):
@@ -327,6 +390,19 @@ def test_machines_with_a_straight_step_lie_on_the_curve(arms):
     decode = trace_of(dict(every_figure(arms))["on_one_curve"], "cpu, decode alone")
     for x, y in zip(decode.x, decode.y, strict=True):
         assert y == pytest.approx(x / (1 + x), rel=1e-4)
+
+
+def test_a_crossover_that_the_points_do_not_bound_places_nothing():
+    figures = dict(every_figure(toy.arm_set(toy.bent(), toy.cap_1())))
+    curve, step = figures["on_one_curve"], figures["step_line"]
+    assert not [trace for trace in curve.data if trace.name] and "cpu is left out: the points do not bound it" in curve.layout.meta["alt"]
+    assert not step.layout.shapes and "not drawn: the points do not bound it" in step.layout.meta["alt"]
+
+
+def test_the_batch_that_is_drawn_is_the_clients_and_the_gauge_is_in_the_hover(arms):
+    figure = dict(every_figure(arms))["throughput"]
+    lower = next(trace for trace in figure.data if trace.name == "cap" and trace.yaxis == "y2")
+    assert list(lower.y) == [1, 16] and "by the server's gauge" in lower.customdata[1][3] and "steady window" in lower.customdata[1][3]
 
 
 def test_an_invalid_cap_is_hollow():

@@ -265,3 +265,23 @@ def test_installed_failure_lines(sources):
         "Invalid repository ID or local directory specified",
     ):
         assert words in flat.replace("  ", " "), words
+
+
+@pytest.mark.parametrize(("log", "refuses"), [
+    ("ValueError: To serve at least one request with the model's max seq len (2048), (0.09 GiB KV cache is needed", True),
+    ("max_num_seqs (256) exceeds available Mamba cache blocks (60)", True),
+    ("NotImplementedError: chunking off is not supported for this model\nRuntimeError: Engine core initialization failed. See root cause above.", True),
+    ("RuntimeError: expected scalar type BFloat16 but found Float", True),
+    ("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': -9}", False),
+    ("torch.OutOfMemoryError: CUDA out of memory", False),
+    ("RuntimeError: CUDA error: uncorrectable ECC error encountered", False),
+    ("OSError: [Errno 28] No space left on device", False),
+    ("requests.exceptions.ReadTimeout: HTTPSConnectionPool", False),
+    ("nothing that we know", False),
+])
+def test_a_refusal_is_told_from_an_accident_of_the_machine(log, refuses):
+    assert engines.engine("0.32.0").refuses(log) is refuses
+
+
+def test_causes_of_the_machine_are_known_failures():
+    assert {cause for _, cause, _ in engines.FAILURES} >= engines.MACHINE_CAUSES

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from synthetic_freeze import arm_set, load, refused, run, whole_set
 
-from inference_wall import freeze
+from inference_wall import freeze, freeze_bound
 from inference_wall.samples import token_gaps
 
 
@@ -201,7 +201,7 @@ def test_an_arm_that_did_the_opposite_is_not_used():
     stubborn = run("unchunked", 2000)  # the log says that chunking is on
     cases = freeze.read(arm_set(run("chunked-250", 250), stubborn))
     assert not cases["unchunked", "light"].as_asked
-    assert "off" not in freeze.roles(cases, "light") and freeze.roles(cases, "light")["best"].arm == "chunked-250"
+    assert "off" not in freeze.roles(cases, "light") and freeze.roles(cases, "light")["smallest"].arm == "chunked-250"
 
 
 def test_invalid_points_are_kept_apart_and_marked():
@@ -212,23 +212,116 @@ def test_invalid_points_are_kept_apart_and_marked():
     assert freeze.roles({("chunked-250", "light"): case}, "light") == {}
 
 
-def test_roles_choose_by_budget_and_by_the_worst_stall():
+def test_roles_choose_by_budget_and_never_by_the_result():
     found = freeze.roles(whole(), "light")
-    assert {name: case.arm for name, case in found.items()} == {
-        "off": "unchunked", "smallest": "chunked-100", "largest": "chunked-500", "best": "chunked-100"}
+    assert {name: case.arm for name, case in found.items()} == {"off": "unchunked", "smallest": "chunked-100", "largest": "chunked-500"}
+    lucky = arm_set(run("chunked-500", 500), run("chunked-100", 100))
+    _, chunks = lucky.runs["chunked-500"]._frames[0]
+    chunks.loc[:, "time"] = chunks["time"] // 100  # the large budget looks far better
+    assert freeze.roles(freeze.read(lucky), "light")["smallest"].arm == "chunked-100"
 
 
-def test_prefill_speed_is_read_at_the_largest_budget():
-    case, speed, why = freeze.prefill_speed(whole())
-    assert case.arm == "chunked-500" and why == ""
-    assert speed == pytest.approx(1000 / (0.010 + 3 * 0.020 + 0.500))  # slices of 498, 498 and 4 tokens
-    assert freeze.prefill_speed({})[0] is None and freeze.prefill_speed({})[2]
+@pytest.mark.parametrize(("mine", "other", "way"), [
+    ([3.0, 4.0], [1.0, 2.0], 1), ([1.0, 2.0], [3.0, 4.0], -1), ([1.0, 3.0], [2.0, 4.0], 0), ([1.0, 2.0], [2.0, 3.0], 0),
+    ([9.0], [1.0, 2.0], None), ([], [1.0, 2.0], None),
+])
+def test_rounds_are_apart_only_where_the_ranges_do_not_meet(mine, other, way):
+    assert freeze.apart(mine, other) == way
+
+
+# --- what is expected ---------------------------------------------------------------------------------------------------
+
+
+def test_the_cost_is_read_at_the_smallest_budget_and_its_ordinary_steps_are_taken_off():
+    expected, why = freeze_bound.expectation(whole())
+    assert expected.source.arm == "chunked-100" and expected.source.load == "light" and why == ""
+    assert expected.steps == 11  # 98 tokens each
+    # Sent half a step early: 10 ms + 11 steps of 20 ms + 500 ms for the tokens.
+    assert expected.ms_per_token == pytest.approx((10 + 11 * 20 + 500 - 11 * 20) / 1000)
+    assert expected.step_ms(1000) == pytest.approx(20 + 510)
+    assert freeze_bound.expectation({}) == (None, "no arm has a valid load in which the long prompts were read")
+
+
+def test_a_step_of_the_same_size_is_no_test_on_whatever_server_or_load():
+    cases = whole()
+    expected, _ = freeze_bound.expectation(cases)
+    tested = {(case.arm, case.load) for case, _ in freeze_bound.ratios(cases, expected)}
+    assert tested == {(arm, name) for arm in ("chunked-250", "chunked-500", "unchunked") for name in freeze.LOADS}
+    twins = freeze.read(arm_set(run("chunked-3002", 3002), run("unchunked", 1002, whole=True)))  # one prompt, one step, two servers
+    expected, _ = freeze_bound.expectation(twins)
+    assert expected.steps == 1 and [(case.arm, case.load) for case, _ in freeze_bound.ratios(twins, expected)] == [("chunked-3002", "heavy")]
+
+
+def test_the_expectation_does_not_move_with_the_stalls_that_it_is_held_against():
+    """The kind of error: a bound that is read from the thing it bounds agrees with it whatever happens."""
+    def ratio(factor):
+        slow = run("unchunked", 2_000, whole=True)
+        for requests, chunks in slow._frames.values():
+            chunks["time"] = chunks["time"] * factor
+            for name in ("sent", "first_token", "end"):
+                requests[name] = requests[name] * factor
+        cases = freeze.read(arm_set(run("chunked-100", 100), slow))
+        return next(ratio for case, ratio in freeze_bound.ratios(cases, freeze_bound.expectation(cases)[0]) if case.load == "light")
+
+    assert ratio(1) == pytest.approx(520 / 530) and ratio(3) == pytest.approx(3 * 520 / 530)
+
+
+def test_no_visible_cost_gives_no_expectation():
+    free = run("chunked-100", 100)
+    for requests, _ in free._frames.values():
+        requests.loc[requests["role"] == "injected", "first_token"] = requests.loc[requests["role"] == "injected", "sent"] + 10
+    expected, why = freeze_bound.expectation(freeze.read(arm_set(free)))
+    assert expected is None and "no visible cost" in why
+
+
+# --- time lost ----------------------------------------------------------------------------------------------------------
+
+
+def waiting(calm_waits=6):
+    """Two victims, a step of 1 s. From 100 to 110 a prompt is read: one victim has a gap of 10 s, the other asked at 100.5 and waits 10.5 s.
+    Before that `calm_waits` requests of the second waited 2 s each."""
+    times = {0: [*range(60, 101), 110, 111], 1: [111.0, 112.0]}
+    times |= {10 + number: [10.0 * number + 12, 10.0 * number + 13] for number in range(calm_waits)}
+    requests, chunks = rows(times, [(0, 100.0, 110.0, 111.0)])
+    requests.loc[requests["request"] >= 10, "stream"] = 1
+    requests = requests.assign(stream=requests["stream"].where(requests["role"] == "victim"))
+    sent = {0: 58.0, 1: 100.5} | {10 + number: 10.0 * number + 10 for number in range(calm_waits)}
+    victims = requests["role"] == "victim"
+    requests.loc[victims, "sent"] = (requests.loc[victims, "request"].map(sent) * 1e5).astype(int)
+    return requests, chunks
+
+
+def test_a_victim_that_only_waited_lost_time_too():
+    result = freeze.populations(*waiting())
+    assert result["calm"]["p50_ms"] == 1000.0 and result["victim_ttft_calm"]["p50_ms"] == 2000.0
+    # A gap of 10 s less 1 s, a wait of 10.5 s less 2 s, over two victims.
+    assert result["lost_between_ms"] == pytest.approx(4500.0) and result["lost_waiting_ms"] == pytest.approx(4250.0)
+    assert result["lost_ms"] == pytest.approx(8750.0) and result["lost_by_round_ms"] == [8750.0] and result["lost_waits"] == 1
+
+
+def test_time_lost_is_withheld_where_a_wait_has_nothing_to_be_compared_with():
+    result = freeze.populations(*waiting(calm_waits=2))
+    assert result["lost_ms"] is None and "calm waits" in result["lost_reason"]
+    assert freeze.populations(*waiting(calm_waits=2), calm_wait_ms=2000.0)["lost_ms"] == pytest.approx(8750.0)
+
+
+def test_the_calm_wait_is_that_of_all_loads_of_one_server():
+    # Two victims ask once in each load, so that each load alone has two waits of 20 ms, and the medians need five.
+    three = arm_set(run("chunked-250", 250))
+    only = three.runs["chunked-250"]
+    assert freeze.read(three)["chunked-250", "light"].populations["calm_wait_ms"] is None
+    only.points.append(only.points[0] | {"point": 2})
+    only._frames[2] = only._frames[0]
+    assert freeze.read(three)["chunked-250", "heavy"].populations["calm_wait_ms"] == 20.0
+
+
+# --- the line through the stalls ----------------------------------------------------------------------------------------
 
 
 def test_the_cost_of_a_prompt_token_comes_out_of_the_stalls():
-    cost = freeze.prefill_cost(whole())
+    cost = freeze_bound.prefill_cost(whole())
     # Steps hold 98, 248, 498 and 1,000 prompt tokens, at both loads.
     assert cost["ms_per_token"] == pytest.approx(0.5) and cost["fixed_ms"] == pytest.approx(20.0) and cost["n"] == 8
     assert cost["tok_s"] == pytest.approx(2000)
-    few = freeze.prefill_cost(freeze.read(arm_set(run("chunked-250", 250))))
+    few = freeze_bound.prefill_cost(freeze.read(arm_set(run("chunked-250", 250))))
     assert few["ms_per_token"] is None and "needs 3" in few["reason"] and math.isfinite(few["n"])

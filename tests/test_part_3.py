@@ -8,7 +8,8 @@ import pytest
 import synthetic_cliff as toy
 from bs4 import BeautifulSoup
 
-from inference_wall import cliff_words, part_3, published, published_numbers, rigs
+from inference_wall import cliff_published, cliff_words, part_3, published, published_numbers, rigs
+from inference_wall.chart import digits
 
 NOTEBOOK = (rigs.root() / "notebooks" / "part_3.py").read_text(encoding="utf-8")
 ROLE = re.compile(r"\{(\w+)\}`([^`]+)`")
@@ -29,6 +30,14 @@ def numbers(arms):
     return part_3.numbers(arms)
 
 
+def without_configuration():
+    """As on a rig whose model comes from a hub: the record does not hold its configuration."""
+    arms = toy.arm_set(toy.cap_16(), toy.cap_1())
+    for run in arms:
+        run.document["model"]["config"] = None
+    return arms
+
+
 SETS = {
     "whole": lambda: toy.arm_set(toy.cap_16(), toy.cap_1()),
     "one cap refused": lambda: toy.arm_set(toy.refused(), toy.cap_1()),
@@ -36,6 +45,8 @@ SETS = {
     "two batches": lambda: toy.arm_set(toy.cap_16(batches=(1, 2)), toy.cap_1()),
     "no streams, no loops": lambda: toy.arm_set(toy.cap_16(batches=(), concurrency=()), toy.cap_1()),
     "no slope": lambda: toy.arm_set(toy.cap_16(slope=0), toy.cap_1()),
+    "bent": lambda: toy.arm_set(toy.bent(), toy.cap_1()),
+    "no configuration": lambda: without_configuration(),
     "no bandwidth": lambda: toy.arm_set(toy.cap_16(bandwidth=False), toy.cap_1(bandwidth=False)),
 }
 
@@ -84,16 +95,54 @@ def test_numbers_of_the_toy(numbers):
     assert value(numbers, "context_tokens") == 56 and value(numbers, "own_mb") == pytest.approx(56 * 0.04608)
     assert value(numbers, "own_of_slope_percent") == pytest.approx(100 * 56 * 0.04608 / 10 / 2, rel=1e-6)
     assert value(numbers, "bound_large_step_ms") == pytest.approx(16 + 16 * 0.258048)
+    assert value(numbers, "bound_factor") == pytest.approx(16 * (16 + 0.258048) / (16 + 16 * 0.258048))
+    assert value(numbers, "large_batch_mean") == 16 and value(numbers, "large_running_mean") < 15  # the gauge misses prompts being read
+    # The flood's tokens over those of a batch of 16 in steps of 52 ms: both at the batch that ran, not at the gauge's.
+    assert value(numbers, "served_of_decode_percent") == pytest.approx(100 * (16 * toy.ANSWER / (toy.WAVE_16 * 1e-5)) / (16 / 0.052), rel=1e-3)
     assert value(numbers, "queue_slope_s") == pytest.approx(0.712) and value(numbers, "queue_service_s") == pytest.approx(0.712, abs=1e-3)
     assert value(numbers, "agree_large_tok_s_percent") == pytest.approx(0, abs=0.5)
     assert numbers["small_tok_s"]["run"].startswith("cap-1-") and numbers["large_tok_s"]["run"].startswith("cap-16-")
 
 
-def test_the_factor_compares_like_with_like():
+def test_the_factor_compares_like_with_like_and_its_ends_are_those_that_are_printed():
     small = toy.cap_1()
     small.points[0]["summary"]["steady_output_tok_s"] = None
-    found = part_3.look(toy.arm_set(toy.cap_16(), small))
+    arms = toy.arm_set(toy.cap_16(), small)
+    arms["cap-16"].points[1]["summary"]["steady_output_tok_s"] *= 1.1
+    found, entries = part_3.look(arms), part_3.numbers(arms)
     assert found.factor == pytest.approx(found.large["output_tok_s"] / found.small["output_tok_s"])
+    assert value(entries, "large_tok_s") / value(entries, "small_tok_s") == pytest.approx(found.factor)
+    assert value(entries, "factor_over") == "whole point"
+    text = cliff_words.factor_sentence(found)
+    assert f"to {digits(found.large['output_tok_s'])} tokens a second, both with ramp and drain" in text
+    assert value(entries, "large_tok_s") != found.large["tok_s"]
+
+
+def test_unknown_own_bytes_are_not_nothing():
+    entries = part_3.numbers(SETS["no configuration"]())
+    for name in ("own_ms", "bound_crossover", "bound_large_step_ms", "bound_large_tok_s", "bound_factor"):
+        assert value(entries, name) is None and "configuration" in entries[name]["reason"], name
+    found = findings("no configuration")
+    assert "cannot say" in cliff_words.own_sentence(found) and "cannot be worked out" in cliff_words.gain_sentence(found)
+    assert "16.0 times" not in cliff_words.gain_sentence(found)
+
+
+def test_room_is_counted_in_whole_blocks(numbers):
+    # 182 blocks less the engine's own; 32 + 32 - 1 tokens take one block of 128 each. By tokens it would be 23,296 / 64 = 364.
+    assert value(numbers, "room_requests") == 181
+    run = toy.cap_16()
+    del run.said["kv_cache_blocks"]
+    entry = part_3.numbers(toy.arm_set(run, toy.cap_1()))["room_requests"]
+    assert entry["value"] is None and "kv_cache_blocks" in entry["reason"]
+
+
+def test_what_the_points_do_not_bound_is_no_number():
+    entries = part_3.numbers(SETS["bent"]())
+    for name in ("fit_crossover", "fit_ceiling_tok_s", "fit_most_gain", "own_of_slope_percent"):
+        assert value(entries, name) is None and entries[name]["reason"], name
+    assert value(entries, "fit_slope_ms") > 0
+    beyond = part_3.numbers(toy.arm_set(toy.cap_16(batches=(1, 2, 4)), toy.cap_1()))
+    assert value(beyond, "fit_crossover") == pytest.approx(10) and value(beyond, "fit_most_gain") is None
 
 
 def test_an_invalid_flood_gives_no_headline():
@@ -118,8 +167,26 @@ def test_proportional_growth_is_not_the_shape():
     assert shape == "did not hold" and "16.0 times" in because
 
 
-def test_a_step_that_does_not_grow_is_not_the_shape():
-    assert part_3.verdict(findings("no slope"))[0] == "did not hold"
+def test_a_small_gain_is_no_cliff():
+    arms = SETS["whole"]()
+    arms["cap-16"].points[1]["summary"]["steady_output_tok_s"] = 1.7 * 44.9438
+    shape, because = part_3.verdict(part_3.look(arms))
+    assert shape == "did not hold" and "1.7 times" in because
+
+
+def test_two_caps_that_lie_close_are_not_judged():
+    arms = toy.arm_set(toy.Run("cap-2", 2, [toy.flood(12, 2)], config=toy.SMOL), toy.cap_1())
+    assert "too little to judge" in part_3.verdict(part_3.look(arms))[1]
+
+
+def test_a_step_that_shrinks_is_not_the_shape():
+    assert part_3.verdict(part_3.look(toy.arm_set(toy.cap_16(slope=-50), toy.cap_1())))[0] == "did not hold"
+
+
+@pytest.mark.parametrize("name", ["bent", "no slope"])
+def test_a_slope_that_could_be_nothing_is_no_verdict(name):
+    shape, because = part_3.verdict(findings(name))
+    assert shape == "not measured here" and "was not determined" in because
 
 
 @pytest.mark.parametrize("name", ["one cap refused", "one cap missing", "two batches"])
@@ -135,30 +202,56 @@ def test_without_a_closed_loop_the_flood_itself_gives_the_service_time():
 
 # --- sentences and tables ---------------------------------------------------------------------------------------------
 
-SENTENCES = ("arms", "factor", "agreement", "fit", "fixed", "slope", "queue", "place", "price", "shape")
+SENTENCES = ("arms", "own", "gain", "factor", "batch", "served", "agreement", "fit", "fixed", "slope", "queue", "order", "place", "price", "curve",
+             "shape")
 
 
 @pytest.mark.parametrize("name", SENTENCES)
 def test_every_sentence_is_whole_for_every_set(any_findings, name):
     text = getattr(cliff_words, f"{name}_sentence")(any_findings)
-    assert text.strip().endswith((".", "**", ".**")) and not re.search(r"\b(nan|None|inf)\b", text), text
+    assert (name == "own" or text.strip().endswith((".", "**", ".**"))) and not re.search(r"\b(nan|None|inf)\b", text), text
     assert text.count("**") % 2 == 0
 
 
 @pytest.mark.parametrize(("name", "sentence", "said"), [
     ("whole", "factor", "grew 6.4 times"), ("whole", "agreement", "**agree**"), ("whole", "queue", "**The place in the queue explains"),
-    ("whole", "fit", "equal at a batch of **10.0**"), ("whole", "slope", "smaller part"), ("whole", "fixed", "1.2 times"),
+    ("whole", "fit", "equal at a batch of **10.0**"), ("whole", "slope", "smaller part"), ("whole", "fixed", "1.25 times"),
     ("whole", "place", "0.712 s at cap 1 (12 prompts) and "), ("whole", "price", "2.4 times"), ("whole", "shape", "held here"),
     ("one cap refused", "arms", "too many sequences"), ("one cap refused", "factor", "cannot be measured"),
     ("one cap missing", "arms", "`cap-1`"), ("one cap missing", "queue", "not judged"), ("two batches", "fit", "No line"),
-    ("no slope", "fit", "no crossover"), ("no bandwidth", "fixed", "cannot be compared"), ("no streams, no loops", "agreement", "Not shown"),
+    ("whole", "fit", "no batch, however large"), ("whole", "batch", "**16.0** requests ran"), ("whole", "batch", "it was 14."),
+    ("whole", "served", "93 percent"), ("whole", "order", "kept to the order"), ("whole", "gain", "a batch of 16 would give 12.9 times"),
+    ("whole", "own", "+ B × **own** 0.258 ms"), ("bent", "slope", "could as well be nothing"), ("bent", "curve", "not in the figure"),
+    ("bent", "fit", "batch 4 took less time than batch 1, batch 8 took less time than batch 2"), ("bent", "fit", "beyond what was measured"),
+    ("bent", "fixed", "cannot tell them apart"), ("no slope", "fit", "no crossover"),
+    ("no bandwidth", "fixed", "cannot be compared"), ("no streams, no loops", "agreement", "Not shown"),
 ])
 def test_sentences_follow_the_data(name, sentence, said):
     assert said in getattr(cliff_words, f"{sentence}_sentence")(findings(name))
 
 
-def test_an_extrapolated_crossover_says_so():
-    assert "extrapolation" in cliff_words.fit_sentence(part_3.look(toy.arm_set(toy.cap_16(batches=(1, 2, 4)), toy.cap_1())))
+def test_an_extrapolated_crossover_says_so_and_promises_nothing():
+    text = cliff_words.fit_sentence(part_3.look(toy.arm_set(toy.cap_16(batches=(1, 2, 4)), toy.cap_1())))
+    assert "extrapolation" in text and "beyond what was measured" in text and "however large" not in text
+    assert "however large" not in cliff_words.fit_sentence(findings("bent"))
+
+
+def test_a_flood_beyond_the_timed_batches_is_compared_only_where_the_line_is_determined():
+    known = part_3.look(toy.arm_set(toy.cap_16(batches=(1, 2, 4, 8, 12)), toy.cap_1()))  # crossover 10
+    assert known.decode_at_large[0] == pytest.approx(16 / 0.052) and "drawn on" in known.decode_at_large[1]
+    value, why = part_3.look(toy.arm_set(toy.cap_16(batches=(1, 2, 4)), toy.cap_1())).decode_at_large
+    assert value is None and "16 ran" in why
+
+
+def test_a_queue_that_was_not_served_as_sent_says_what_the_client_can_tell():
+    arms = SETS["whole"]()
+    requests = arms["cap-1"]._frames[0]["requests"]
+    requests[["first_token", "end"]] = requests[["first_token", "end"]].to_numpy()[::-1]
+    requests["sent"] += requests.index
+    text = cliff_words.order_sentence(part_3.look(arms))
+    assert "0 percent in that order" in text and "cannot be seen" in text
+    requests["sent"] += 100_000 * requests.index
+    assert "did not keep to it" in cliff_words.order_sentence(part_3.look(arms))
 
 
 def test_a_difference_is_named():
@@ -198,7 +291,7 @@ def test_the_published_slope_is_mostly_traffic():
 
 
 def test_published_caps_ran_no_more_than_the_card_could_seat():
-    assert part_3.published_caps()["batch"].tolist() == [1, 4, 16, 64, 146]
+    assert cliff_published.published_caps()["batch"].tolist() == [1, 4, 16, 64, 146]
 
 
 # --- the post ---------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Part 4: its words follow the data whichever way they come out, and the page runs on a made set."""
 
+import dataclasses
+import gzip
 import json
 import math
 import re
@@ -9,7 +11,17 @@ import pandas as pd
 import pytest
 from test_starvation import FakeRun, made_set
 
-from inference_wall import part_4, post, published, rigs, starvation, starvation_figures, starvation_published, starvation_tables
+from inference_wall import (
+    part_4,
+    post,
+    published,
+    rigs,
+    starvation,
+    starvation_figures,
+    starvation_published,
+    starvation_tables,
+    starvation_words,
+)
 from inference_wall.arms import ArmSet
 
 NOTEBOOK = rigs.root() / "notebooks" / "part_4.py"
@@ -49,6 +61,45 @@ def still_set():
     return arms
 
 
+def roomy_cut_set():
+    """The cut cache holds the control: nobody has to go."""
+    return made_set(cut_blocks=40)
+
+
+def ahead_set():
+    """The first request of the control is one step ahead on the cut cache, as on a real server."""
+    arms = made_set()
+    arms.runs["blocks-17"] = FakeRun("blocks-17", 17).add("positive", head=1).add("balanced").add("long")
+    return arms
+
+
+def unknown_set():
+    """Neither the model's configuration nor what the server printed says what fits."""
+    arms = still_set()
+    for run in arms.runs.values():
+        run.document["model"]["config"] = None
+        del run.said["max_concurrency"]
+    return arms
+
+
+def traced_set(tmp_path, steps, reason=None):
+    """The control once more under the profiler on the cut cache; `steps`: (context requests, tokens, generation requests, tokens)."""
+    arms = made_set()
+    run = arms.runs["blocks-17"].add("positive")
+    run.points[-1] |= {"pass": "trace", "kind": "streams", "num_prompts": 16, "profile_after": 215, "bench": {"trace": {"reason": reason}}}
+    if steps:
+        events, now = [], 0.0
+        for c, p, g, t in steps:
+            events += [{"ph": "X", "cat": "user_annotation", "name": f"execute_context_{c}({p})_generation_{g}({t})", "pid": 1, "tid": 1,
+                        "ts": now, "dur": 50.0 * (p + t)},
+                       {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": now, "dur": 40.0 * (p + t)}]
+            now += 60.0 * (p + t)
+        path = tmp_path / "trace-0003.json.gz"
+        path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+        run.trace = lambda point: path if point == run.points[-1]["point"] else None
+    return arms
+
+
 def crowded_set():
     """The natural cache is no larger than the cut one: no room for the control either."""
     return made_set(natural_blocks=18)
@@ -57,7 +108,7 @@ def crowded_set():
 # --- numbers --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [made_set, refused_set, empty_set, still_set, crowded_set, lambda: made_set(counter=False)])
+@pytest.mark.parametrize("make", [made_set, refused_set, empty_set, still_set, crowded_set, roomy_cut_set, ahead_set, unknown_set, lambda: made_set(counter=False)])
 def test_numbers_are_strict_json_with_reasons_whatever_happened(make):
     numbers = part_4.numbers(make())
     json.dumps(numbers, allow_nan=False)
@@ -93,7 +144,10 @@ def test_every_number_of_the_page_exists_and_fits_its_format(arms):
 
 @pytest.mark.parametrize(("make", "shape", "because"), [
     (made_set, "held", "8 preemptions on the cut cache, none on the natural one, and all 24 requests completed"),
-    (still_set, "did not hold", "the counter stood still in the positive control although more blocks are needed"),
+    (still_set, "did not hold", "the counter stood still in the positive control although somebody had to be put out"),
+    (roomy_cut_set, "not measured here", "the cut cache holds the control (it asks for 32 of 39 blocks), so nothing was tested"),
+    (ahead_set, "held", "9 preemptions on the cut cache"),
+    (unknown_set, "not measured here", "whether anybody had to be put out is not known"),
     (crowded_set, "moved", "the natural cache has no room for the control either"),
     (refused_set, "not measured here", "a request of full length does not fit"),
     (empty_set, "not measured here", "needs a natural and a cut cache"),
@@ -102,7 +156,7 @@ def test_every_number_of_the_page_exists_and_fits_its_format(arms):
 def test_the_verdict_whichever_way_it_came_out(make, shape, because):
     found = part_4.look(make())
     assert part_4.verdict(found)[0] == shape and because in part_4.verdict(found)[1]
-    assert because in part_4.result_sentence(found)
+    assert because in starvation_words.result_sentence(found)
 
 
 def test_a_request_that_fails_is_not_overlooked():
@@ -113,37 +167,127 @@ def test_a_request_that_fails_is_not_overlooked():
 
 
 def test_sentences_of_a_made_set(found):
-    assert "**somebody must be put out.**" in part_4.expectation_sentence(found) and "**8 preemptions**" in part_4.expectation_sentence(found)
-    assert "by 8; in the" in part_4.onset_sentence(found) and "**onset**" in part_4.onset_sentence(found)
-    assert "**last in, first out.**" in part_4.victims_sentence(found) and "numbers 9 to 16 of 24" in part_4.victims_sentence(found)
-    assert "an excess of **0** tokens" in part_4.unseen_sentence(found) and "1,024 tokens" in part_4.unseen_sentence(found)
-    assert part_4.rules_sentence(found) == "Of 6 floods, 6 moved the counter exactly as often as the rules say."
-    assert "`blocks-17`/long is a zero of a counter that was seen to move" in part_4.zero_sentence(found)
-    assert "positive took" in part_4.price_sentence(found)
+    assert "**somebody must be put out.**" in starvation_words.expectation_sentence(found) and "**8 preemptions**" in starvation_words.expectation_sentence(found)
+    assert "8 of the pauses began; in the" in starvation_words.onset_sentence(found) and "**onset**" in starvation_words.onset_sentence(found)
+    assert "**last in, first out.**" in starvation_words.victims_sentence(found) and "numbers 9 to 16 of 24" in starvation_words.victims_sentence(found)
+    assert "**Neither counter shows any of it.**" in starvation_words.unseen_sentence(found)
+    assert "1,024 or 1,055 tokens" in starvation_words.unseen_sentence(found)
+    assert starvation_words.rules_sentence(found) == "In 6 of 6 floods the counter moved exactly as often as the rules say."
+    assert "In 6 of 6 floods exactly as many began" in starvation_words.began_sentence(found)
+    assert "and for both caches the two **agree**" in starvation_words.room_sentence(found)
+    assert "`blocks-17`/long is a zero of a counter that was seen to move" in starvation_words.zero_sentence(found)
+    assert "positive took" in starvation_words.price_sentence(found)
 
 
 def test_a_dead_counter_is_called_unknown_and_not_zero():
     found = part_4.look(still_set())
-    assert "`blocks-17`/positive, `blocks-17`/balanced, `blocks-17`/long is **unknown**" in part_4.zero_sentence(found)
-    assert "`blocks-17`/positive: counted 0, by the rules 8" in part_4.rules_sentence(found)
-    assert "cannot be said here" in part_4.onset_sentence(found)
+    assert "`blocks-17`/positive, `blocks-17`/balanced, `blocks-17`/long is **unknown**" in starvation_words.zero_sentence(found)
+    assert "`blocks-17`/positive: counted 0, by the rules 8" in starvation_words.rules_sentence(found)
     assert part_4.numbers(still_set())["headline"]["value"] is None
 
 
-@pytest.mark.parametrize(("before", "after", "said"), [(8, 0, "**onset**"), (0, 5, "It is **churn**"), (2, 60, "which is more dense")])
+@pytest.mark.parametrize(("before", "after", "said"), [(8, 0, "**onset**"), (0, 5, "It is **churn**"), (2, 60, "**denser afterwards**"),
+                                                       (8, 1, "**denser at the onset**"), (0, 0, "no answer stopped"), (None, None, "no request completed")])
 def test_onset_and_churn_are_told_apart(found, before, after, said):
     counts = found.counts.copy()
     chosen = (counts["arm"] == "blocks-17") & (counts["load"] == "positive")
     counts.loc[chosen, ["before", "after"]] = [before, after]
-    changed = part_4.Findings(found.arms, found.natural, found.cut, found.bounds, counts, found.price, found.victims)
-    assert said in part_4.onset_sentence(changed)
+    assert said in starvation_words.onset_sentence(dataclasses.replace(found, counts=counts))
 
 
-@pytest.mark.parametrize("make", [refused_set, empty_set, still_set, lambda: made_set(loads=("long",))])
+def test_a_counter_is_called_late_only_where_it_was():
+    assert "**The counter is late:**" in starvation_words.lateness_sentence(part_4.look(made_set()))
+    assert "how many, not when" in starvation_words.lessons(part_4.look(made_set()))
+    arms = made_set()
+    arms.runs["blocks-17"] = FakeRun("blocks-17", 17).add("positive", late=False)
+    found = part_4.look(arms)
+    assert "moved when requests were put out" in starvation_words.lateness_sentence(found) and "not when" not in starvation_words.lessons(found)
+
+
+def test_a_count_that_one_request_ahead_explains_says_so():
+    found = part_4.look(ahead_set())
+    assert found.point("blocks-17", "positive")["raw"] == 9
+    said = starvation_words.rules_sentence(found)
+    assert said.startswith("In 6 of 6 floods") and "`blocks-17`/positive that takes the first request one step ahead, and the streams show it" in said
+
+
+def test_a_cut_cache_that_holds_the_control_has_no_headline():
+    entry = part_4.numbers(roomy_cut_set())["headline"]
+    assert entry["value"] is None and "nothing was tested" in entry["reason"]
+    assert "nobody has to be put out" in starvation_words.expectation_sentence(part_4.look(roomy_cut_set()))
+
+
+def test_without_a_configuration_the_page_does_not_call_it_a_check():
+    arms = made_set()
+    for run in arms.runs.values():
+        run.document["model"]["config"] = None
+    found = part_4.look(arms)
+    assert "agree by construction" in starvation_words.room_sentence(found) and "from the printed number" in starvation_tables.cache_table(found)
+    arms = made_set()
+    arms.runs["natural"].said["max_concurrency"] = 10.3
+    assert "**Formula and server differ** (`natural`: 11.38 by the formula, 10.30 printed)" in starvation_words.room_sentence(part_4.look(arms))
+
+
+def test_who_pays_follows_the_streams(found):
+    assert "**The latest paid.**" in starvation_words.lessons(found)
+    mixed = dataclasses.replace(found, victims=found.victims.assign(behind=[1] + [0] * 7))
+    assert "At 1 of 8 pauses somebody went on" in starvation_words.lessons(mixed)
+    assert "At 7 of 8 nobody" in starvation_words.victims_sentence(mixed) and "first out" not in starvation_words.victims_sentence(mixed)
+    assert "**Who pays was not seen here.**" in starvation_words.lessons(dataclasses.replace(found, victims=found.victims.iloc[:0]))
+
+
+@pytest.mark.parametrize(("column", "value", "said"), [("excess", 5, "prompt tokens rose by 5 more than was sent"),
+                                                       ("excess_out", None, "generated tokens could not be compared"), ("raw", 0, "Nobody was counted")])
+def test_what_the_token_counters_show_is_read_and_not_assumed(found, column, value, said):
+    counts = found.counts.copy()
+    counts.loc[(counts["arm"] == "blocks-17") & (counts["load"] == "positive"), column] = value
+    changed = dataclasses.replace(found, counts=counts)
+    assert said in starvation_words.unseen_sentence(changed) and "Neither" not in starvation_words.unseen_sentence(changed)
+    assert "neither token counter" not in starvation_words.lessons(changed)
+
+
+# --- a trace --------------------------------------------------------------------------------------------------------------
+
+DECODE = (0, 0, 8, 8)
+
+
+def test_a_trace_with_work_done_twice(tmp_path):
+    [traced] = part_4.traces(part_4.look(traced_set(tmp_path, [DECODE, DECODE, (0, 0, 8, 1032), DECODE])))
+    said = starvation_words.trace_sentence(traced)
+    assert "16 streams of 32 tokens in and 224 out" in said and "had 215 tokens" in said
+    assert "In 1 of the 4 steps of the excerpt, 1,024 tokens were worked out a second time" in said and "That step took 51.6 ms" in said
+    assert "1,032 tokens for 8 running requests" in said and "No step read a prompt" not in said
+    assert not starvation_words.kinds_apart(traced)
+
+
+def test_a_trace_that_marks_who_comes_back_as_reading(tmp_path):
+    [traced] = part_4.traces(part_4.look(traced_set(tmp_path, [DECODE, (8, 1032, 0, 0), DECODE])))
+    said = starvation_words.trace_sentence(traced)
+    assert "1,024 tokens were worked out a second time" in said and "among those that read a prompt" in said
+    assert starvation_words.kinds_apart(traced)
+
+
+def test_a_trace_without_it_and_no_trace_at_all(tmp_path):
+    [traced] = part_4.traces(part_4.look(traced_set(tmp_path, [DECODE, (2, 64, 6, 6)])))
+    assert "No step of the excerpt worked anything out a second time" in starvation_words.trace_sentence(traced)
+    [traced] = part_4.traces(part_4.look(traced_set(tmp_path, [], "the server wrote no trace")))
+    assert traced.path is None and "There is no trace of it: the server wrote no trace." in starvation_words.trace_sentence(traced)
+    assert part_4.traces(part_4.look(made_set())) == []
+
+
+def test_a_trace_changes_no_number_and_no_verdict(tmp_path, arms):
+    traced = traced_set(tmp_path, [DECODE])
+    numbers, before = ({name: entry["value"] for name, entry in part_4.numbers(each).items() if name != "overhead_median_s"} for each in (traced, arms))
+    assert numbers == before and part_4.verdict(part_4.look(traced)) == part_4.verdict(part_4.look(arms))
+
+
+@pytest.mark.parametrize("make", [refused_set, empty_set, still_set, roomy_cut_set, ahead_set, unknown_set,
+                                  lambda: made_set(loads=("long",))])
 def test_nothing_raises_where_something_is_missing(make):
     found = part_4.look(make())
-    for name in ("arms", "expectation", "result", "zero", "rules", "onset", "victims", "unseen", "price"):
-        text = getattr(part_4, f"{name}_sentence")(found)
+    assert starvation_words.lessons(found).startswith("- **")
+    for name in ("arms", "room", "expectation", "result", "began", "zero", "rules", "onset", "lateness", "victims", "unseen", "price"):
+        text = getattr(starvation_words, f"{name}_sentence")(found)
         assert text and "nan" not in text.lower().split() and "None" not in text
     for name in ("cache", "load", "bound", "count"):
         assert "<table" in getattr(starvation_tables, f"{name}_table")(found)
@@ -154,8 +298,8 @@ def test_nothing_raises_where_something_is_missing(make):
 def test_a_refused_arm_keeps_its_row_and_its_reason():
     found = part_4.look(refused_set())
     assert "a request of full length does not fit" in starvation_tables.cache_table(found)
-    assert "The engine refused `blocks-17`" in part_4.arms_sentence(found)
-    assert "Not measured: `blocks-17`" in part_4.arms_sentence(part_4.look(empty_set()))
+    assert "The engine refused `blocks-17`" in starvation_words.arms_sentence(found)
+    assert "Not measured: `blocks-17`" in starvation_words.arms_sentence(part_4.look(empty_set()))
 
 
 # --- figures --------------------------------------------------------------------------------------------------------------
@@ -165,11 +309,11 @@ def test_the_timeline_draws_each_life_and_all_counters(arms):
     run = arms["blocks-17"]
     figure = starvation_figures.timeline(*(run.frame(name, 0) for name in ("requests", "chunks", "metrics")), "made")
     names = {trace.name for trace in figure.data}
-    assert names == {"waiting for the first token", "streaming", "put out of the batch", "running (server)", "waiting (server)", "KV cache in use",
-                     "preemptions so far"}
-    put_out = next(trace for trace in figure.data if trace.name == "put out of the batch")
+    assert names == {"waiting for the first token", "streaming", "stopped while others went on", "running (server)", "waiting (server)", "KV cache in use",
+                     "preemptions counted so far"}
+    put_out = next(trace for trace in figure.data if trace.name == "stopped while others went on")
     assert sorted(put_out.y) == list(range(9, 17)) and max(put_out.x) == pytest.approx(2.88, abs=0.01)
-    counter = next(trace for trace in figure.data if trace.name == "preemptions so far")
+    counter = next(trace for trace in figure.data if trace.name == "preemptions counted so far")
     assert max(counter.y) == 8
     assert "The server counted 8 preemptions" in figure.layout.meta["alt"] and len({trace.yaxis for trace in figure.data}) == 4
     assert {trace.type for trace in figure.data} <= {"bar", "scatter"}

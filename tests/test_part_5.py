@@ -111,12 +111,15 @@ def test_every_table_has_a_row_a_variant(any_found, name):
     ("whole", "line", "tell both terms from 0"), ("whole", "floor", "at least **20.0 ms**"), ("whole", "thesis", "**0.50** by fixed terms"),
     ("uneven", "line", "no line to rely on for `float32` (the interval of its slope includes 0)"), ("uneven", "same", "a step of 16 sequences takes"),
     ("uneven", "thesis", "by steps of one sequence (no interval)"), ("uneven", "relative", "no line in the figure"),
-    ("uneven", "bandwidth", "over the time of a step of one sequence"), ("whole", "relative", "from the fits above"),
+    ("uneven", "line", "in `int8` 39.9 ms for 4, 55.9 ms for 2"), ("uneven", "thesis", "At a batch of 16: 1.00."),
+    ("other threads", "floor", "told to compute with 1"), ("uneven", "bandwidth", "over the step of one sequence"),
+    ("whole", "relative", "from the fits above"),
     ("hub", "floor", "is not known: the record did not see the model's files"), ("hub", "thesis", "Not decided here"),
     ("hub", "bound", "loaded bytes say **1.30**"), ("hub", "bigger", "has 1.30 times the loaded bytes of `float32`"),
     ("hub", "bandwidth", "cannot be said"), ("other threads", "floor", "25.0 GB/s with 2 threads"),
     ("other threads", "bandwidth", "with 2 threads, and the engine computes with 1"),
-    ("other threads", "thesis", "Bytes came nearest, and that is no proof here"), ("no bandwidth", "floor", "bandwidth of this machine was not measured"),
+    ("other threads", "thesis", "Bytes came nearest, and that is no proof here"),
+    ("no bandwidth", "floor", "bandwidth of this machine was not measured"),
 ])
 def test_sentences_follow_the_data(founds, name, sentence, said):
     assert said in getattr(quantization_words, f"{sentence}_sentence")(founds[name])
@@ -138,7 +141,8 @@ def test_a_line_in_doubt_gives_no_cost_of_a_sequence():
 
 
 @pytest.mark.parametrize(("bandwidth", "said", "not_said"), [
-    (25.0, "what one expects of a step that waits for its bytes", "do not wait"), (125.0, "far below the bandwidth: these steps do not wait", "expects"),
+    (25.0, "what one expects of a step that waits for its bytes", "do not wait"),
+    (125.0, "far below the bandwidth: these steps do not wait", "expects"),
     (38.0, "short of the bandwidth", "far below"),
 ])
 def test_equal_shares_mean_waiting_only_where_they_are_near_the_bandwidth(bandwidth, said, not_said):
@@ -157,6 +161,9 @@ def test_a_ratio_that_no_rule_predicts_is_not_given_to_parameters():
     found = part_5.look(toy.arm_set(toy.base(), toy.Run("int8", toy.SAME | {"fixed": 6_000})))
     text = quantization_words.thesis_sentence(found)
     assert "no rule comes within a factor of 1.5" in text and "parameters came nearer" not in text
+    slow = {"bandwidth": 125.0}
+    text = quantization_words.thesis_sentence(part_5.look(toy.arm_set(toy.base(**slow), toy.Run("int8", toy.SAME | {"fixed": 6_000}, **slow))))
+    assert "did not hold" in text and "uses 20 percent of the bandwidth" in text
 
 
 def test_bytes_that_are_not_known_are_said_and_never_a_number():

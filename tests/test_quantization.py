@@ -124,7 +124,8 @@ def test_the_verdict_goes_both_ways(fixed_same, fixed_bigger, expected):
 
 
 @pytest.mark.parametrize(("bandwidth", "engine_threads", "expected", "because"), [
-    (41.0, None, "held", "uses 61 percent of the bandwidth"), (43.0, None, "moved", "uses 58 percent of the bandwidth, so it does not wait for bytes"),
+    (41.0, None, "held", "uses 61 percent of the bandwidth"),
+    (43.0, None, "moved", "uses 58 percent of the bandwidth, so it does not wait for bytes"),
     (250.0, None, "moved", "fewer bits also change the arithmetic"), (None, None, "moved", "the bandwidth was not measured"),
     (25.0, 1, "moved", "with 2 threads, and the engine computes with 1"), (25.0, 2, "held", "uses 100 percent"),
 ])
@@ -147,9 +148,10 @@ def test_steps_that_are_no_line_are_compared_as_measured():
     assert pair["largest"] == pytest.approx(0.5) and pair["largest_batch"] == 16 and pair["slope"] is None and "includes 0" in pair["line_doubt"]
 
 
-def test_one_bad_line_puts_the_whole_pair_on_measured_steps():
-    rows = quantization.variants(toy.arm_set(toy.base(), toy.Run("int8", toy.SAME, steps=toy.UNEVEN)))
-    assert [doubt is None for doubt in rows["line_doubt"]] == [True, False]
+def test_one_bad_line_puts_all_variants_on_measured_steps():
+    rows = quantization.variants(toy.arm_set(toy.base(), toy.Run("int8", toy.SAME, steps=toy.UNEVEN), toy.bigger()))
+    assert [doubt is None for doubt in rows["line_doubt"]] == [True, False, True] and set(rows["shared_by"]) == {quantization.ONE}
+    assert quantization.comparisons(rows).iloc[1]["measured"] == pytest.approx(24.5 / 21)  # 22 + 2.5 over 20 + 1
     pair = quantization.comparisons(rows).iloc[0]
     assert pair["measured"] == pytest.approx(46.9 / 21) and pair["largest_batch"] == 8  # the largest that both ran
 
