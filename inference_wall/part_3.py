@@ -311,7 +311,7 @@ def verdict(found: Findings) -> tuple[str, str]:
         wide = PROPORTIONAL * ratio > LEAST_FACTOR  # caps closer than that cannot show both a gain and its end
         parts.append((LEAST_FACTOR <= factor < PROPORTIONAL * ratio if wide else None,
                       f"throughput grew {factor:.1f} times where the cap grew {ratio:.0f} times" + ("" if wide else ", too little to judge")))
-    parts.append(_growth(fit))
+    parts.append(_growth(fit, found.steps))
     if fair["explained"] is None:
         parts.append((None, f"the queue at a cap of 1 was not judged ({fair['reason']})"))
     else:
@@ -323,8 +323,12 @@ def verdict(found: Findings) -> tuple[str, str]:
     return ("not measured here" if any(holds is None for holds, _ in parts) else "held"), because
 
 
-def _growth(fit: StepFit) -> tuple[bool | None, str]:
-    """Whether a step grows with the batch: a slope whose interval holds 0 says neither yes nor no."""
+def _growth(fit: StepFit, steps: pd.DataFrame) -> tuple[bool | None, str]:
+    """Whether a step grows with the batch: by the slope, or, where its interval holds 0, by the smallest batch against the largest.
+
+    A step need not be a straight line in the batch to grow. The two ends differ when nine in ten steps of the one are shorter than nine
+    in ten of the other (p90 below p10), in every repeat.
+    """
     if fit.slope_ms is None:
         return None, f"no line through the steps ({fit.reason})"
     low, high = fit.slope_interval
@@ -332,6 +336,11 @@ def _growth(fit: StepFit) -> tuple[bool | None, str]:
         return True, f"a step grew by {digits(fit.slope_ms)} ms for each sequence"
     if high < 0:
         return False, f"a step shrank by {digits(-fit.slope_ms)} ms for each sequence"
+    known = steps[steps["valid"].astype(bool) & steps["p10_ms"].notna() & steps["p90_ms"].notna()]
+    small, large = (known[known["batch"] == end(known["batch"])] if len(known) else known for end in (min, max))
+    if len(small) and small["p90_ms"].max() < large["p10_ms"].min():
+        return True, (f"a step of {large['batch'].iloc[0]} took {digits(large['step_ms'].min())} ms and one of {small['batch'].iloc[0]} "
+                      f"{digits(small['step_ms'].max())} ms, though not along a straight line")
     return None, f"whether a step grows with the batch was not determined ({signed(low)} to {signed(high)} ms for each sequence)"
 
 

@@ -80,7 +80,8 @@ def timeline(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame
     shown = every.iloc[:: math.ceil(len(every) / MOST_REQUESTS)]
     zero = ticks(every["intended"]).min()
     last = float(np.nanmax((ticks(every["end"]) - zero) * UNIT_S)) if every["end"].notna().any() else 1.0
-    figure = _canvas(["request", "requests", "cache, %", "counted"], "seconds since the first arrival", 720, [0.46, 0.2, 0.16, 0.18])
+    figure = _canvas(["request", "requests", "cache, %", "counted"], "seconds since the first arrival", 745, [0.46, 0.2, 0.16, 0.18])
+    figure.update_layout(margin_b=140)  # seven entries in the legend, one below the other on a phone
     number = dict(zip(every["request"], every.index + 1, strict=True))
     paused = starvation.pauses(requests, chunks)
 

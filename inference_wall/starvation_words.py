@@ -9,6 +9,7 @@ Not:    named numbers and the verdict (`part_4`), tables and figures (`starvatio
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -67,8 +68,8 @@ def expectation_sentence(found: Findings) -> str:
     else:
         text += ". But some end before the others have grown, so nobody has to be put out." if over else ": nobody has to be put out."
     if none_of(bound.get("rules")) is not None:
-        text += (f" Played to the end, the rules give **{either(bound, 'rules')} preemptions**, {either(bound, 'rules_before')} of them before "
-                 f"the first request ends, and {either(bound, 'read_again')} tokens to be worked out again.")
+        text += (f" Played to the end, the rules give **{_both(bound, 'rules', 'preemption')}**, {either(bound, 'rules_before')} of them before "
+                 f"the first request ends, and {_both(bound, 'read_again', 'token')} to be worked out again.")
         if bound["rules"] != bound["ahead_rules"]:
             text += " (Two numbers: all at once, and with the first request one step ahead.)"
     return text
@@ -224,7 +225,7 @@ def unseen_sentence(found: Findings) -> str:
         return "Whether the server's token counters show the work done twice cannot be said here."
     if none_of(point["raw"]) == 0:
         return "Nobody was counted as put out in the control, so there is no work done twice to look for."
-    again = either(bound, "read_again")
+    again = _both(bound, "read_again", "token")
     parts = []
     for name, kind, own in (("excess", "prompt", "sent"), ("excess_out", "generated", "received")):
         value = none_of(point[name])
@@ -232,7 +233,7 @@ def unseen_sentence(found: Findings) -> str:
                      f"the one of {kind} tokens rose by exactly what was {own}" if value == 0 else
                      f"the one of {kind} tokens rose by {abs(int(value)):,} {'more' if value > 0 else 'less'} than was {own}")
     text = f"Two counters of the server were read: {parts[0]}, {parts[1]}."
-    text += "" if again is None else f" By the rules {again} tokens were worked out twice."
+    text += "" if again is None else f" By the rules {again} had to be worked out twice."
     return text + (" **Neither counter shows any of it.**" if _unseen(found) else "")
 
 
@@ -240,6 +241,11 @@ def _unseen(found: Findings) -> bool:
     """Whether somebody was put out and both token counters rose by exactly what was sent and received."""
     point = found.point(found.cut, CONTROL)
     return point is not None and bool(none_of(point["raw"])) and none_of(point["excess"]) == 0 and none_of(point["excess_out"]) == 0
+
+
+def _both(bound: dict[str, Any], name: str, what: str) -> str | None:
+    number = either(bound, name)
+    return None if number is None else f"{number} {what}{'' if number == '1' else 's'}"
 
 
 def price_sentence(found: Findings) -> str:
@@ -251,11 +257,14 @@ def price_sentence(found: Findings) -> str:
     for row in rows.itertuples():
         median = none_of(row.e2e_p50_x)
         parts.append(f"{row.load} took {row.duration_x:.2f} times as long to the last end"
-                     + (f", its median E2E {median:.2f} times" if median else "") + f" ({int(row.cut_completed)} of {int(row.cut_num_prompts)} completed)")
-        sooner += [row.load] if median and median < 1 else []
+                     + (f", its median E2E {median:.2f} times" if median else "")
+                     + f" ({int(row.cut_completed)} of {int(row.cut_num_prompts)} completed)")
+        if median and median < 1:
+            at_once = [none_of((found.point(arm, row.load) or {}).get("first_batch")) for arm in (found.cut, found.natural)]
+            sooner.append(row.load if None in at_once else f"{row.load} ({at_once[0]} instead of {at_once[1]} began before the first end)")
     text = f"With `{found.cut}` instead of `{found.natural}`: {'; '.join(parts)}."
     if sooner:
-        text += f" In the load {', '.join(sooner)} the median request was done **sooner** on the small cache: fewer at once share a step."
+        text += f" The median request was done **sooner** on the small cache in {', '.join(sooner)}: to wait outside can be the cheaper way."
     return text
 
 

@@ -204,7 +204,7 @@ display(Markdown(starvation_words.price_sentence(found)))
 # let in* pays with a longer wait before its first token. The second way leaves no trace in the counter of preemptions.
 # So a cache can be far too small and the counter can rightly say zero. Look at `waiting` beside it.
 #
-# ### The work that no counter shows
+# ### Work done twice
 #
 # A request that comes back is read again from the start: its prompt, and every token that it has already made. One
 # would look for that in the server's token counters, one for prompts and one for answers.
@@ -213,16 +213,16 @@ display(Markdown(starvation_words.price_sentence(found)))
 display(Markdown(starvation_words.unseen_sentence(found)))
 
 # %% [markdown]
-# The author saw the same: {num}`published.a10g.starvation_excess_preemptions` preemptions, and an excess of
+# On the A10G the author read {num}`published.a10g.starvation_excess_preemptions` preemptions, and an excess of
 # {num}`published.a10g.starvation_excess` prompt tokens in the counter. Whoever puts a percentage on the wasted work from
 # these counters has made it up. What can be shown is time.
 #
 # ## A step from inside
 #
-# What no counter shows, a trace can show: the step in which lost work is done again. For that some equal streams run once
-# more on a cut cache, and the engine's profiler watches the steps around the first end. Then blocks are free again, and
-# whoever was put out comes back. The profiler slows the engine down. So no time here stands beside a measured one, and this
-# load is in none of the counts above.
+# What a counter does not show, a trace can show: the step in which lost work is done again. For that, where the rig asks
+# for it, some equal streams run once more on a cut cache, and the engine's profiler watches the steps around the first
+# end. Then blocks are free again, and whoever was put out comes back. The profiler slows the engine down. So no time here
+# stands beside a measured one, and this load is in none of the counts above.
 
 # %%
 traces = part_4.traces(found)
@@ -277,7 +277,8 @@ widgets.dial({arm: starvation_figures.published_timeline(author_samples, arm) fo
 # %% [markdown]
 # The first of the two shows an onset: two bursts, and quiet in between. The second shows churn: requests of mixed
 # lengths in a small cache, and a counter that rises from beginning to end. When each of them was put out these counters do
-# not say: we have not read how that version reports it, and the one that we read reports it late (see above).
+# not say. We have not read how that version reports a preemption; the version that we read does so only when the request
+# comes back.
 
 # %%
 display(starvation_figures.demand(found.bounds, found.counts, author_runs))

@@ -183,10 +183,15 @@ def test_a_step_that_shrinks_is_not_the_shape():
     assert part_3.verdict(part_3.look(toy.arm_set(toy.cap_16(slope=-50), toy.cap_1())))[0] == "did not hold"
 
 
-@pytest.mark.parametrize("name", ["bent", "no slope"])
-def test_a_slope_that_could_be_nothing_is_no_verdict(name):
-    shape, because = part_3.verdict(findings(name))
+def test_a_slope_that_could_be_nothing_is_no_verdict():
+    shape, because = part_3.verdict(findings("no slope"))
     assert shape == "not measured here" and "was not determined" in because
+
+
+def test_a_bent_step_grows_where_its_ends_are_clearly_apart():
+    found = findings("bent")
+    assert found.fit.slope_interval[0] < 0 < found.fit.slope_interval[1]
+    assert part_3.verdict(found)[0] == "held" and "not along a straight line" in part_3.verdict(found)[1]
 
 
 @pytest.mark.parametrize("name", ["one cap refused", "one cap missing", "two batches"])
