@@ -270,7 +270,7 @@ def test_installed_failure_lines(sources):
 @pytest.mark.parametrize(("log", "refuses"), [
     ("ValueError: To serve at least one request with the model's max seq len (2048), (0.09 GiB KV cache is needed", True),
     ("max_num_seqs (256) exceeds available Mamba cache blocks (60)", True),
-    ("NotImplementedError: chunking off is not supported for this model\nRuntimeError: Engine core initialization failed. See root cause above.", True),
+    ("NotImplementedError: chunking off is not supported\nRuntimeError: Engine core initialization failed. See root cause above.", True),
     ("RuntimeError: expected scalar type BFloat16 but found Float", True),
     ("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': -9}", False),
     ("torch.OutOfMemoryError: CUDA out of memory", False),

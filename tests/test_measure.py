@@ -1,6 +1,7 @@
 """The measure process without an engine: servers and clients are stand-ins, everything between them and the record is real."""
 
 import contextlib
+from typing import ClassVar
 
 import pandas as pd
 import pytest
@@ -13,8 +14,8 @@ from inference_wall.load import LoadResult
 class Server:
     """Remembers its starts; refuses or dies as told."""
 
-    started: list = []
-    refuse: dict = {}
+    started: ClassVar[list] = []
+    refuse: ClassVar[dict] = {}
 
     def __init__(self, job):
         self.job, self.base_url = job, "http://127.0.0.1:1"
@@ -51,7 +52,7 @@ class Client:
     """One request of two tokens a point. Stops the run, as a kill would, before the point numbered `stop_at`."""
 
     stop_at = None
-    ran: list = []
+    ran: ClassVar[list] = []
 
     def run(self, point, *, timeout_s, on_done, profile=None):
         if Client.stop_at == len(Client.ran):
