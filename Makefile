@@ -7,13 +7,14 @@ AGAIN ?=
 WALL := .venv/bin/wall
 
 .DEFAULT_GOAL := help
-.PHONY: help book site serve test lock clean distclean
+.PHONY: help book site serve test engine lock clean distclean
 
 help:
 	@echo 'make book       measure all five parts on this machine and render the site (two cores: half an hour)'
 	@echo '                RIG=cpu|gpu|...  which machine profile; default: auto'
 	@echo '                SCALE=0.2  a fifth of the requests: a quick look, not evidence'
 	@echo '                AGAIN=1    measure anew what is already measured'
+	@echo 'make engine     set up all that measuring needs, and measure nothing (then: .venv/bin/wall run all --plan)'
 	@echo 'make site       render the site from the records that are there; starts no engine'
 	@echo 'make serve      show the site at http://127.0.0.1:$(PORT) (PORT=... for another)'
 	@echo 'make test       run every test, in a browser too'
@@ -28,6 +29,9 @@ book:
 	@$(WALL) run all --rig $(RIG) --scale $(SCALE) $(if $(AGAIN),--again)
 	@$(WALL) site
 	@echo 'The site is in _build/html. To look at it: make serve'
+
+engine:
+	@tools/setup.sh engine
 
 site:
 	@tools/setup.sh site

@@ -48,6 +48,8 @@ class Finding:
 
 def examine(rig: str | None = None, port: int | None = None) -> list[Finding]:
     """All findings for `rig` (None: the one that `auto` picks) and, where given, for `port`. Raises WallError on an unknown rig."""
+    if port is not None and not 1024 <= port <= 65_535:
+        raise WallError(f"port {port} cannot be used", "choose one from 1024 to 65535")
     chosen = rigs.load_rig(rig) if rig not in (None, "auto") else rigs.pick_rig("auto")
     cards = hardware.gpus()
     return [
@@ -104,7 +106,7 @@ def _engine(rig: rigs.Rig) -> Iterator[Finding]:
         return
     engine = engines.installed()
     if engine is None:
-        yield Finding("engine", FAIL, "no vLLM in this environment", "make book sets it up")
+        yield Finding("engine", FAIL, "no vLLM in this environment", "make engine sets it up")
         return
     name = f"{engine.distribution} {engine.version}"
     wanted = rig.engine.get("vllm")

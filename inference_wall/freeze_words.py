@@ -18,6 +18,7 @@ from .freeze import Case, Cases
 from .freeze_bound import CLOSE
 from .part_2 import NOT_MEASURED, compared, moved, size, spread, stall_moved, trap_case, verdict, why_absent
 
+TWINS = 2  # a difference must be more than so many times that of two servers that did the same: one pair says little about the spread
 MOVED = 0.1  # time lost with and without chunking that differs by no more than this share counts as moved, not removed
 
 
@@ -115,8 +116,8 @@ def stall_sentence(arms: Any, cases: Cases) -> str:
         lines.append(
             f"{load.capitalize()} load: the worst stall was {digits(off.worst_ms)} ms without chunking ({_from(off)}) and "
             f"{digits(on.worst_ms)} ms with the smallest budget, {size(on)} ({_from(on)}): " + {
-                1: f"**{ratio:.1f} times as long without chunking**. In every injection it was longer than in any with chunking.",
-                -1: f"**shorter without chunking** ({ratio:.2f} times). In every injection it was shorter than in any with chunking.",
+                1: f"**{ratio:.1f} times as long without chunking**. In every injection it was longer than in any with {size(on)}.",
+                -1: f"**shorter without chunking** ({ratio:.2f} times). In every injection it was shorter than in any with {size(on)}.",
                 0: "**no difference is shown**, because the two ranges over the injections overlap.",
                 None: "**no difference is shown**, because one injection a side has no range."}[way])
     return "\n\n".join([*lines, *_twins(cases)])
@@ -178,6 +179,15 @@ def trade_sentence(arms: Any, cases: Cases) -> str:
     return "\n".join([*lines, "", " ".join(_work(arms, cases))])
 
 
+def _twin_noise(cases: Cases, value: Any) -> float:
+    """How far two arms that did the same (equal budget, equal fullest step, light load) lie apart, as a share; 0 without such a pair."""
+    off = freeze.roles(cases, "light").get("off")
+    twin = next((case for case in freeze.chunked(cases, "light") if off and case.budget == off.budget and case.step_tokens == off.step_tokens), None)
+    if twin is None or None in (found := [value(off), value(twin)]) or not max(map(abs, found)):
+        return 0.0
+    return abs(found[0] - found[1]) / max(map(abs, found))
+
+
 def _parts(case: Case) -> str:
     waits = case.populations["lost_waits"]
     return f"{digits(case.populations['lost_waiting_ms'])} ms ({waits} wait{'' if waits == 1 else 's'})"
@@ -192,6 +202,10 @@ def _work(arms: Any, cases: Cases) -> tuple[str, str]:
         return "**Whether chunking moves work or removes it was not measured here:**", f"{why}."
     figures = f"a victim lost {digits(lost[0])} ms to one injection without chunking and {digits(lost[1])} ms with {size(on)}, at the {load} load"
     way = freeze.apart(*(case.populations["lost_by_round_ms"] for case in (on, off)))
+    noise = _twin_noise(cases, lambda case: case.populations["lost_ms"])
+    if way and abs(lost[1] - lost[0]) <= TWINS * noise * max(map(abs, lost)):
+        return "**Whether chunking cost or saved the victims time in all is not shown:**", (
+            f"{figures}, but two servers that did the same differ by {noise:.0%}.")
     if abs(lost[1] - lost[0]) <= MOVED * max(map(abs, lost)):
         return "**Chunking moved the lost time, it did not remove it:**", f"{figures}, within a tenth."
     if not way:
@@ -306,10 +320,14 @@ def _payer(cases: Cases) -> tuple[int | None, str, str]:
     if small is None or small is large or None in (small.reading_ms, large.reading_ms):
         return None, "**Who pays for a small budget is not shown here:**", "two usable budgets at the light load are needed."
     way = freeze.apart(*(case.populations["reading_by_round_ms"] for case in (small, large)))
+    noise = _twin_noise(cases, lambda case: case.reading_ms)
+    if way and abs(small.reading_ms - large.reading_ms) <= TWINS * noise * max(small.reading_ms, large.reading_ms):
+        way = 0
     ranges = [f"{_range(case.populations['reading_by_round_ms'])} ms with {size(case)}" for case in (small, large)]
     ranges += [f"{_range(off.populations['reading_by_round_ms'])} ms without chunking"] if off and off.reading_ms else []
     claim = {1: "**Whoever sent the long prompt pays for the small budget.**", -1: "**Whoever sent the long prompt does not pay here: a small budget "
-             "even read it sooner.**", 0: "**That whoever sent the long prompt pays for a small budget is not shown here:** the ranges overlap.",
+             "even read it sooner.**", 0: "**That whoever sent the long prompt pays for a small budget is not shown here:** the ranges overlap, "
+             "or two servers that did the same differ as much.",
              None: "**Who pays for a small budget is not shown:** one injection a side has no range."}[way]
     return way, claim, f"From sending to the first token of the last long prompt, light load: {_listed(ranges)}."
 

@@ -103,7 +103,8 @@ def reproduce(found: ArmSet) -> str:
     servers = "\n".join(commands) or "(a server that somebody else started)"
     names = ", ".join(f"`{each.name}`" for each in found)
     return f"""```bash
-make book                              # everything: environment, engine, every post, the site
+make book                        # everything: environment, engine, every post, the site
+source .venv/bin/activate
 wall run {post} --rig {found.rig} --again   # this post only, measured anew
 wall run {post} --rig {found.rig} --plan    # what that would do, without starting anything
 ```

@@ -68,7 +68,7 @@ def prepare(post: str, rig_name: str, parameters: dict[str, Any]) -> list[Job]:
     found = installed()
     if found is None:
         raise WallError("no vLLM is installed in this environment",
-                        "run `make book`, or install requirements.txt (GPU) or requirements-cpu.txt (CPU)")
+                        "run `make engine`, or install requirements.txt (GPU) or requirements-cpu.txt (CPU)")
     base_flags = {**({"dtype": rig.model["dtype"]} if "dtype" in rig.model else {}), **rig.engine.get("flags", {}), **settings.get("flags", {})}
     arms = plans.arms(post, settings, base_flags)
     names = [arm.name for arm in arms]

@@ -17,10 +17,12 @@ from .arms import ArmSet
 from .headline import Book
 from .published import numbers as published_numbers
 from .records import Run
+from .running_batch import of_point
 from .starvation import cache_of
 from .stats import knee
 
 GROWTH = 2.0  # TTFT at the heaviest finite load over the lightest, from which the wall counts as seen
+COLD = 3.0  # slowest first token of the cold server over the warm one, from which a difference of unlike loads means something
 BEAT = 1.25  # time per token, likewise: below it "hardly" is the word
 
 
@@ -88,6 +90,9 @@ def _sweep(book: Book, document: dict[str, Any], frame: pd.DataFrame) -> None:
                              ("output_tok_s", "tok/s"), ("steady_output_tok_s", "tok/s"),
                              ("running_mean", "requests"), ("running_max", "requests"), ("waiting_max", "requests"), ("preemptions", "events")):
             book.put(f"{name}_{column}", get(column), unit, reason=why if row is None else "not recorded")
+        batch = None if row is None else of_point(book.run, row.to_dict())
+        book.put(f"{name}_batch_mean", batch and (batch["batch_steady"] or batch["batch_whole"]), "requests",
+                 reason=why if row is None else "a request without a known end")
     steady = measured["steady_req_s"].dropna()
     book.put("ceiling_low", float(steady[measured["request_rate"] > (high or float("inf"))].min()) if high else None, "req/s", reason="no knee")
     book.put("ceiling_high", float(steady.max()) if len(steady) else None, "req/s", reason="no steady window")
@@ -98,7 +103,8 @@ def _sweep(book: Book, document: dict[str, Any], frame: pd.DataFrame) -> None:
     cold = frame[frame["pass"] == "cold"].head(1)
     book.put("cold_ttft_max_ms", cold.iloc[0]["ttft_max_ms"] if len(cold) else None, "ms", n=cold.iloc[0]["ttft_n"] if len(cold) else None)
     book.put("cold_requests", int(cold.iloc[0]["completed"]) if len(cold) else None, "requests")
-    book.put("cold_rate", cold.iloc[0]["rate_label"] if len(cold) else None, "")
+    book.put("cold_how", None if not len(cold) else "all at once" if cold.iloc[0]["rate_label"] == "inf" else
+             f"at {cold.iloc[0]['rate_label']} requests a second")
     book.ratio("tpot_over_stream", value("lightest_tpot_p50_ms"), value("stream_ms"))
     book.ratio("tpot_growth", value("flood_tpot_p50_ms"), value("lightest_tpot_p50_ms"))
     book.ratio("finite_tpot_growth", value("heaviest_tpot_p50_ms"), value("lightest_tpot_p50_ms"))
@@ -169,11 +175,17 @@ def _rate(rate: float | None) -> str:
     return "none" if rate is None else f"{rate:g}"
 
 
-def compile_sentence(run: Run) -> str:
-    """Why there is much or little to see in the cold pass of this record."""
-    if run.document["flags"].get("enforce-eager"):
-        return "On this rig nothing is compiled at start (`enforce-eager`), so there is less to see."
-    return "On this rig the engine compiles and tunes kernels, at its start and on first use: compare the two passes above."
+def cold_sentence(run: Run, numbers: dict[str, Any]) -> str:
+    """What the cold pass of this record shows, and why there may be little to see."""
+    cold, warm = (numbers[name]["value"] for name in ("cold_ttft_max_ms", "lightest_ttft_max_ms"))
+    eager = run.document["flags"].get("enforce-eager")
+    why = ("Nothing is compiled at start on this rig (`enforce-eager`)." if eager else
+           "The engine compiles and tunes kernels, at its start and on first use.")
+    if cold is None or warm is None:
+        return f"One of the two was not measured. {why}"
+    if cold < COLD * warm:
+        return f"Here it does not: **no cold effect can be seen.** {why}"
+    return f"Here it does: **the first tokens of a cold server took {cold / warm:.0f} times as long.** {why}"
 
 
 def inside_sentence(numbers: dict[str, Any]) -> str:

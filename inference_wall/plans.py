@@ -110,11 +110,30 @@ def settings(rig: Rig, post: str, values: dict[str, Any]) -> dict[str, Any]:
             if values.get(parameter) not in (None, ""):
                 slo[name] = values[parameter]
         merged["slo"] = slo
+    _check_knobs(rig, post, merged)
     if post == "part_5":
         wanted = merged["variants"] if values.get("variants") else [each["name"] for each in merged["variants"] if not each.get("optional")]
         merged["variants"] = _chosen_variants(rig, wanted)
         merged["weights"] = rig.model.get("weights", "checkpoint")
     return merged
+
+
+def _check_knobs(rig: Rig, post: str, merged: dict[str, Any]) -> None:
+    """What no server could run, or what would show nothing: one clear error, before anything starts."""
+    seats = max(merged["caps"]) if post == "part_3" else {**rig.engine.get("flags", {}), **merged.get("flags", {})}.get("max-num-seqs")
+    for name in ("batches", "concurrency"):
+        if seats and any(count > seats for count in merged.get(name, [])):
+            raise WallError(f"{name} has {max(merged[name])}, but the server runs at most {seats} requests at once",
+                            f"keep each of {name} at or below {seats}" + (" or add a larger cap" if post == "part_3" else ""))
+    if post in ("part_3", "part_5") and len(merged["batches"]) < 3:
+        raise WallError(f"{len(merged['batches'])} batches bear no line through the step times", "give at least three, such as 1,4,16")
+    if post == "part_3" and len(merged["caps"]) < 2:
+        raise WallError("one cap alone shows no cliff", "give at least two, such as 1,16")
+    if post == "part_4" and min(merged["blocks"]) < 2:
+        raise WallError("a cache of one block holds nothing: one block is the engine's own", "give at least 2 blocks")
+    if post == "part_2" and seats and merged["victims"] + 1 > seats:
+        raise WallError(f"{merged['victims']} victims leave no seat for a long prompt: the server runs at most {seats} requests at once",
+                        f"ask for fewer than {seats} victims")
 
 
 def _chosen_variants(rig: Rig, names: list[str]) -> list[dict[str, Any]]:

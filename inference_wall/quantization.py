@@ -26,6 +26,7 @@ from . import cliff
 from .arms import ArmSet
 from .cliff import StepFit
 from .records import Run
+from .running_batch import of_point
 
 GIB = 2**30
 PREDICTORS = {"streamed": "streamed bytes", "loaded": "loaded bytes", "parameters": "parameters"}
@@ -154,14 +155,16 @@ def _flood(run: Run) -> dict[str, Any]:
     used = [point for point in points if point["validity"]["valid"]] or points
     if not used:
         return {"flood_repeats": 0, "flood_valid": False}
-    summaries = [point["summary"] for point in used]
+    summaries = [point["summary"] | {"place": point} for point in used]
     steady = all(summary.get("steady_output_tok_s") is not None for summary in summaries)
     tok, req = ("steady_output_tok_s", "steady_req_s") if steady else ("output_tok_s", "completed_req_s")
     rates = sorted(summary[tok] for summary in summaries if summary.get(tok) is not None)
     if not rates:
         return {"flood_repeats": len(used), "flood_valid": False}
     middle = next(summary for summary in summaries if summary.get(tok) == rates[(len(rates) - 1) // 2])
-    return {"flood_tok_s": middle[tok], "flood_req_s": middle.get(req), "flood_running": middle.get("running_mean"),
+    place = {"point": middle["place"]["point"], "max_concurrency": None, "running_max": middle.get("running_max")}
+    batch = of_point(run, place)["batch_steady" if steady else "batch_whole"]
+    return {"flood_tok_s": middle[tok], "flood_req_s": middle.get(req), "flood_running": batch,
             "flood_n": middle.get("completed"), "flood_repeats": len(rates), "flood_low": rates[0], "flood_high": rates[-1],
             "flood_kind": "steady window" if steady else "whole point", "flood_valid": any(point["validity"]["valid"] for point in used)}
 

@@ -316,8 +316,11 @@ def room_sentence(found: Findings) -> str:
     parts = _listed([f"`{row['arm']}` {row['kv_cache_tokens']:,.0f} tokens" for row in known])
     if max(row["kv_cache_tokens"] for row in known) <= 1.01 * min(row["kv_cache_tokens"] for row in known):
         return f"The caches are equal ({parts}), so room decides nothing between these variants."
-    return (f"The caches differ: {parts}. Whatever the weights leave of the memory goes to the cache (where its size is not set by hand), and a "
-            "model's own shape decides how much of it a token takes.")
+    by_hand = found.arms.first.document["identity"].get("environment", {}).get("VLLM_CPU_KVCACHE_SPACE")
+    room = (f"The rig sets the memory of the cache by hand ({by_hand} GiB), so fewer bits leave no more of it here; a model's own shape decides how "
+            "much of it a token takes." if by_hand else
+            "Whatever the weights leave of the memory goes to the cache, and a model's own shape decides how much of it a token takes.")
+    return f"The caches differ: {parts}. {room}"
 
 
 def quality_table(found: Findings) -> str:

@@ -33,7 +33,7 @@ port = ""
 # %%
 from IPython.display import HTML, Markdown, display
 
-from inference_wall import figures, part_1, post, published, records, stats, tables, trace, trace_figures
+from inference_wall import figures, headline, part_1, post, published, records, stats, tables, trace, trace_figures
 
 arms = post.open_runs("part_1", rig=rig, mode=mode, base_url=base_url, scale=scale, rates=rates, num_prompts=num_prompts, repeats=repeats,
                       slo_ttft_s=slo_ttft_s, slo_completed_ratio=slo_completed_ratio, port=port)
@@ -97,19 +97,19 @@ display(HTML(tables.setup_table(run, numbers)))
 display(figures.cold_against_warm(sweep))
 
 # %% [markdown]
-# The first requests that this server ever answered came {num}`part_1.here.cold_requests` at a time, at an offered rate of
-# {num}`part_1.here.cold_rate`. The slowest of their first tokens took {num}`part_1.here.cold_ttft_max_ms:,.0f unit`. Once warm, at
-# the lightest load, the slowest of {num}`part_1.here.lightest_completed` took
-# {num}`part_1.here.lightest_ttft_max_ms:,.0f unit`. The loads and the samples differ, so read this as a check that the
-# warm-up did its work, not as a ratio.
-#
+# The first {num}`part_1.here.cold_requests` requests that this server ever answered came {num}`part_1.here.cold_how`. The slowest
+# of their first tokens took {num}`part_1.here.cold_ttft_max_ms:,.0f unit`. Once warm, at the lightest load, the slowest of
+# {num}`part_1.here.lightest_completed` took {num}`part_1.here.lightest_ttft_max_ms:,.0f unit`. The two are different loads with
+# different numbers of requests, so only a large difference would mean something.
+
+# %%
+display(Markdown(part_1.cold_sentence(run, numbers)))
+
+# %% [markdown]
 # How much this matters depends on the machine. On the author's A10G the first point of a fresh server had a p99 of
 # {num}`published.a10g.cold_ttft_p99_ms:,.0f unit`, against {num}`published.a10g.warm_ttft_p99_ms:,.0f unit` when warm:
 # {num}`published.a10g.cold_over_warm_ttft_p99:.0f` times. Its *median* hardly differed. Whoever looks at medians alone
 # would not notice.
-
-# %%
-display(Markdown(part_1.compile_sentence(run)))
 
 # %% [markdown]
 # ## The sweep
@@ -146,8 +146,8 @@ display(HTML(tables.knee_table(knee)))
 display(figures.completed_against_offered([sweep], knee=knee))
 
 # %% [markdown]
-# Completed and offered are the same while the server keeps up. Beyond the knee the curve bends away from the diagonal:
-# more is asked, no more is answered, the difference piles up in the queue. Sent all at once, this server answered
+# While the server keeps up, completed and offered agree but for chance: arrivals are random. Beyond the knee the curve bends
+# away from the diagonal: more is asked, no more is answered, the difference piles up in the queue. Sent all at once, this server answered
 # {num}`part_1.here.flood_steady_req_s:.2f` requests a second in its {term}`steady window`,
 # {num}`part_1.here.flood_steady_output_tok_s:.0f` tokens a second. That is
 # {num}`part_1.here.flood_of_bound_percent:.0f` percent of the bound on paper.
@@ -160,10 +160,12 @@ display(figures.running_batch([sweep], caps={run.document["rig"]["name"]: cap} i
 
 # %% [markdown]
 # Nobody sets the {term}`running batch`. It is what the load makes it: arrivals times stay ({term}`Little's law`). At the
-# lightest load {num}`part_1.here.lightest_running_mean:.1f` requests ran together on average, by the server's gauge; in the flood
-# {num}`part_1.here.flood_running_mean:.1f`, and never more than {num}`part_1.here.flood_running_max:.0f`.
+# lightest load {num}`part_1.here.lightest_batch_mean:.1f` requests were in it on average; in the flood
+# {num}`part_1.here.flood_batch_mean:.1f`, and never more than {num}`part_1.here.flood_running_max:.0f`. (We count at the client.
+# The server's own gauge, in the figure, is refreshed when a step ends, so it misses requests whose prompt is being read: it
+# says {num}`part_1.here.lightest_running_mean:.1f` and {num}`part_1.here.flood_running_mean:.1f`.)
 #
-# A bigger batch makes each step longer for everybody in it. The median time per token was
+# Everybody in the batch waits for the whole step. The median time per token was
 # {num}`part_1.here.lightest_tpot_p50_ms:.0f unit` at the lightest load and {num}`part_1.here.flood_tpot_p50_ms:.0f unit`
 # in the flood. Already the first is {num}`part_1.here.tpot_over_stream:.1f` times the bound of one weight stream. The
 # bound counts bytes; it does not count arithmetic, scheduling, or the work that each request brings for itself.
@@ -198,3 +200,52 @@ if traced:
 else:
     display(Markdown("No trace was taken with this record."))
 
+# %% [markdown]
+# ## The published A10G beside it
+#
+# {bdg-warning-line}`published by the author, not re-measured here`
+#
+# The author's card served a model with {num}`published.a10g.weights_gb:.1f unit` of weights and prompts of
+# {num}`published.a10g.input_tokens` tokens. In absolute numbers nothing is alike. So the second figure divides each
+# load by the knee of its own machine, and each TTFT by that at the lightest load.
+
+# %%
+display(figures.completed_against_offered([sweep, a10g]))
+
+# %%
+a10g_knee = stats.knee(published.judged_frame(a10g), {"completed_ratio": 0.0})
+display(figures.normalised([sweep, published.judged_frame(a10g)], [knee, a10g_knee]))
+
+# %% [markdown]
+# The two knees are of different service levels: p{num}`part_1.here.slo_percentile` of TTFT here, p99 there, and the author's
+# completed rate includes the drain, so it is not judged. On the A10G a p99 TTFT of one second broke between
+# {num}`published.a10g.knee_low_req_s:g` and {num}`published.a10g.knee_high_req_s:g` requests a second, and the flood reached
+# {num}`published.a10g.flood_req_s:.2f`. Three things to know before you quote these numbers:
+#
+# - The printed table takes {num}`published.a10g.table_rows_main` rows from one pass and
+#   {num}`published.a10g.table_rows_warm` from another.
+# - With twice as many prompts the p99 at 8 requests a second was {num}`published.a10g.tail_growth_rate_8:.0f` times as
+#   long. Past the knee the queue grows as long as the load lasts, so a tail there measures how long you looked.
+# - At saturation, writing tokens explains {num}`published.a10g.flood_decode_ms_per_request:.0f unit` of the
+#   {num}`published.a10g.flood_ms_per_request:.0f unit` that each request takes of the card. The rest is mostly the
+#   reading of prompts. Faster decode alone could not double that wall.
+#
+# ## What to take away
+#
+# - **A wall is a bracket, not a point.** Name the service level, then say between which two loads it broke.
+# - **Watch the tail of TTFT, not the throughput.** Throughput looks healthy at the very moment when people begin to wait.
+# - **Run below the knee, not at the ceiling.** The distance between the two is your safety margin.
+# - **Past the knee, a latency measures your patience.** It grows with the length of the test.
+# - **Below the knee, tokens a second describe your visitors**, not your server.
+#
+# ## What this page does not show
+#
+# One machine, {num}`part_1.here.repeats` repeat(s), {num}`part_1.here.num_prompts` requests a point.
+# {num}`part_1.here.invalid_points` of {num}`part_1.here.points` points failed a validity check; the
+# [provenance page](../pages/provenance.md) lists each check. Percentiles near the knee depend on one another, so their
+# intervals are too narrow there.
+#
+# ## Reproduce
+
+# %%
+display(Markdown(headline.reproduce(arms)))

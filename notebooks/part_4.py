@@ -123,6 +123,7 @@ display(HTML(starvation_tables.bound_table(found)))
 # Choose a cache and a load. Above, every bar is a request by arrival: waiting for its first token, then streaming. A
 # part in the third colour is a stretch in which this answer stood still while others went on. Below, on the same
 # seconds, is what the server said: who runs and who waits, how full the cache is, how many preemptions it has counted.
+# The server refreshes its numbers when a step ends, so a long step that reads prompts shows the state before it.
 # The dotted line is the first request that ended. Until then blocks come back only from those that are put out.
 
 # %%

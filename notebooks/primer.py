@@ -313,7 +313,7 @@ else:
 # | {term}`chunked prefill` | how prompts are cut before they are mixed with running answers | who waits while a long prompt is read? |
 # | {term}`quantization` | how many bytes each weight has | which bytes does it shrink, and are those the ones that cost? |
 #
-# Each has a part of this book. Each is pulled on a machine that this page has only bounded, not measured.
+# Each has a part of this book, where it is pulled on a real server.
 #
 # ## The bound on the wall
 #

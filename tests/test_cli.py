@@ -53,7 +53,7 @@ def test_a_busy_port_is_refused_before_the_start(nothing_starts):
 def test_a_missing_engine_is_refused_before_the_start(nothing_starts, monkeypatch):
     monkeypatch.setattr(jobs, "installed", lambda: None)
     result = CliRunner().invoke(cli.main, ["run", "part_1", "--rig", "cpu"])
-    assert result.exit_code == 1 and "no vLLM is installed" in result.output and "make book" in result.output
+    assert result.exit_code == 1 and "no vLLM is installed" in result.output and "make engine" in result.output
 
 
 def test_a_flag_that_the_engine_does_not_know_is_refused_before_the_start(nothing_starts, monkeypatch):

@@ -131,3 +131,9 @@ def test_a_chromium_is_found_by_name_or_by_download(monkeypatch, tmp_path):
     monkeypatch.setenv("WALL_CHROMIUM", "/opt/chrome")
     monkeypatch.setattr(doctor.shutil, "which", lambda name: name if name == "/opt/chrome" else None)
     assert doctor.chromium() == "/opt/chrome"
+
+
+@pytest.mark.parametrize("port", [0, 80, 70000])
+def test_a_port_that_cannot_be_used_is_one_error(port):
+    with pytest.raises(WallError, match=f"port {port}"):
+        doctor.examine(rig="cpu", port=port)

@@ -50,7 +50,9 @@ class Story:
 
     def start(self, *arguments):
         process = subprocess.Popen([sys.executable, "-m", "inference_wall.cli", *arguments], cwd=self.home, env=self.environment, text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+                                   # A test run in the background may ignore interrupts, and its children would inherit that.
+                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         return Wall(process)
 
     @property

@@ -46,6 +46,18 @@ def test_every_term_has_an_entry_in_the_glossary():
             assert (shown.group(1) if shown else content) in entries, f"{content} in {page.name}"
 
 
+SKELETON = ("## Setup", "## The published A10G", "## What to take away", "## What this page does not show", "## Reproduce")
+
+
+@pytest.mark.parametrize("post", rigs.protocol_names())
+def test_every_post_has_the_whole_skeleton_in_order(post):
+    text = (rigs.root() / "notebooks" / f"{post}.py").read_text(encoding="utf-8")
+    places = [text.find(f"# {heading}") for heading in SKELETON]
+    assert -1 not in places and places == sorted(places), dict(zip(SKELETON, places, strict=True))
+    assert re.search(r"^# ## (The bound|What we expect), before we", text, flags=re.M), "the bound comes before the measurement"
+    assert "trace_figures.step_strip" in text and "headline.reproduce(arms)" in text
+
+
 @pytest.mark.parametrize("post", rigs.protocol_names())
 def test_the_tables_of_parameters_are_the_protocols(post):
     text = (rigs.root() / "book" / "reproduce.md").read_text(encoding="utf-8")

@@ -90,3 +90,15 @@ def test_scale_shrinks_prompts_and_rounds_but_no_batch():
     assert {p.num_prompts for p in plan("part_4", {"scale": 0.1}) if p.pass_name == "measured"} == {RIG.posts["part_4"]["min_prompts"]}
     batches = [p.num_prompts for p in plan("part_3", {"scale": 0.1}) if p.load == "steps" and p.pass_name == "measured"]
     assert batches == RIG.posts["part_3"]["batches"]
+
+
+@pytest.mark.parametrize(("post", "values", "said"), [
+    ("part_3", {"batches": "1,4,1000"}, "at most 16"), ("part_5", {"batches": "1,4,1000"}, "at most 16"),
+    ("part_3", {"concurrency": "32"}, "at most 16"),
+    ("part_3", {"batches": "1,2"}, "bear no line"), ("part_5", {"batches": "1"}, "bear no line"), ("part_3", {"caps": "16"}, "no cliff"),
+    ("part_4", {"blocks": "1"}, "engine's own"), ("part_2", {"victims": "16"}, "no seat"),
+])
+def test_what_no_server_could_show_is_refused_before_anything_starts(post, values, said):
+    with pytest.raises(WallError, match=said) as caught:
+        arms(post, values)
+    assert caught.value.remedy
