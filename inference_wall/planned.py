@@ -30,9 +30,11 @@ def describe(prepared: dict[str, list[Job]]) -> str:
         lines.append(f"{name}: {jobs[0].protocol.title}")
         for job in jobs:
             points = job.plan(known.ceiling) if job.settings.get("rate_fractions") else missing_points(job, [])
+            before = known.guessed
             seconds = [known.seconds(job, point) for point in points]
+            minutes = "of unknown length" if known.guessed - before == len(points) else f"about {sum(seconds) / 60:.1f} min of load"
             open_end = ", rates follow from a first flood" if job.settings.get("rate_fractions") else ""
-            lines.append(f"  {job.arm.name:<14} {len(points):3d} points, about {sum(seconds) / 60:4.1f} min of load{open_end}"
+            lines.append(f"  {job.arm.name:<14} {len(points):3d} points, {minutes}{open_end}"
                          + (f"   [{_flags(job)}]" if _flags(job) else ""))
             for load in dict.fromkeys((point.pass_name, point.load) for point in points):
                 chosen = [point for point in points if (point.pass_name, point.load) == load]
@@ -73,7 +75,8 @@ class _Known:
         for run in runs:
             for point in run.points:
                 key = (run.document["post"], run.arm, point["pass"], point.get("load"), point.get("max_concurrency"), point["num_prompts"])
-                self.seen[key] = self.seen[key[:-2]] = (point["end_s"] - point["start_s"] + point["overhead_s"], point["num_prompts"])
+                size = point["num_prompts"] * max(1, point.get("rounds") or 1)
+                self.seen[key] = self.seen[key[:-2]] = (point["end_s"] - point["start_s"] + point["overhead_s"], size)
         self.total_s, self.guessed = 0.0, 0
 
     def seconds(self, job: Job, point: Any) -> float:
@@ -81,7 +84,7 @@ class _Known:
         found = self.seen.get(key) or self.seen.get(key[:-2])
         if found is None:
             self.guessed += 1
-        seconds = found[0] * point.num_prompts / found[1] if found else point.planned_s()
+        seconds = found[0] * point.num_prompts * max(1, point.rounds) / found[1] if found else point.planned_s()
         self.total_s += seconds
         return seconds
 

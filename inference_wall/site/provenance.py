@@ -121,6 +121,7 @@ def _section(record: Record) -> str:
         ("Command line", _code(" ".join(map(str, server.get("argv") or [])))),
         ("The server said", _pairs(server.get("said") or {})),
         ("Parameters", _pairs(document.get("parameters") or {})),
+        ("Checks of each point", _text(_checks(record.folder))),
         ("Percentile rule", _text(document.get("percentile_rule"))),
         ("Run id", _code(document.get("run_id"))),
     ]
@@ -135,6 +136,15 @@ def _section(record: Record) -> str:
             f"<details><summary>Machine, command line, and what the server said</summary>{_table(more, 'More')}</details>",
         ]
     )
+
+
+def _checks(folder: Path) -> str | None:
+    """The names of the checks that every point went through; which of them a point failed stands under Validity."""
+    try:
+        first = json.loads((folder / "points.jsonl").read_text(encoding="utf-8").splitlines()[0])
+        return ", ".join(name.replace("_", " ") for name in first["validity"]["checks"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _table(rows: list[tuple[str, str]], name: str) -> str:
