@@ -35,6 +35,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 MOST_BYTES = 150_000  # of Part 1's HTML, gzipped
 MOST_FIRST_FIGURE_MS = 2000
+MOST_DOWNLOADS = 8  # Chromium gives a page ten without the touch of a person
 
 # Findings of axe that stay, each with its reason. Anything else that is serious or critical fails.
 ACCEPTED: dict[str, str] = {}
@@ -115,10 +116,11 @@ def open_page(chromium, site):
         return tab
 
     yield open_one
+    seen = list(errors)  # what is still on its way when a page is closed is broken off, and no error
     for context in contexts:
         context.close()
     assert strangers == []
-    assert errors == []
+    assert seen == []
 
 
 def read_through(tab) -> None:
@@ -344,6 +346,9 @@ def test_every_figure_and_table_gives_its_data(site, open_page, from_disk):
     assert buttons.count() == len(site.soup(POST).select(".wall-figure, .wall-table-frame"))
     names = set()
     for number in range(buttons.count()):
+        if number % MOST_DOWNLOADS == 0 and number:
+            tab.reload()
+            read_through(tab)
         name, rows = download(tab, buttons.nth(number))
         names.add(name)
         assert name.endswith(".csv") and len(rows) >= 2

@@ -62,7 +62,12 @@ class Story:
         return records.Draft(drafts[0]).done if drafts else []
 
     def arms(self, post):
-        return arms.newest(post, "cpu")
+        """What this story measured: not the records of the clone that the tests run in."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("WALL_BENCHMARKS", str(self.home / "benchmarks"))
+            found = arms.newest(post, "cpu")
+        assert all(run.path.is_relative_to(self.home) for run in found)
+        return found
 
     def family(self):
         """Every process that belongs to this story: they all carry its root in their environment."""
