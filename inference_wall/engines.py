@@ -149,6 +149,11 @@ FAILURES: tuple[tuple[str, str, str], ...] = (
         "the engine's process was killed by signal {0}, most likely for lack of memory",
         "end other programs, or give the machine more memory",
     ),
+    (
+        r"has no attribute '(\w*(?:onednn|scaled_mm|gemm|wna16)\w*)'",
+        "this build of the engine has no kernel {0} for this processor",
+        "choose another format, or a processor that the build has kernels for",
+    ),
     (r"CUDA error: (.+)", "the GPU reported an error: {0}", "look at `nvidia-smi`, end other users of the GPU"),
     (
         r"unrecognized arguments: (.+)",

@@ -273,6 +273,7 @@ def test_installed_failure_lines(sources):
     ("NotImplementedError: chunking off is not supported\nRuntimeError: Engine core initialization failed. See root cause above.", True),
     ("RuntimeError: expected scalar type BFloat16 but found Float", True),
     ("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': -9}", False),
+    ("AttributeError: '_OpNamespace' '_C' object has no attribute 'create_onednn_scaled_mm_handler'", True),
     ("torch.OutOfMemoryError: CUDA out of memory", False),
     ("RuntimeError: CUDA error: uncorrectable ECC error encountered", False),
     ("OSError: [Errno 28] No space left on device", False),
