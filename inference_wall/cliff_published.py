@@ -8,7 +8,6 @@ Not:    numbers of our own records (`part_3`), the files themselves (`published`
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pandas as pd
@@ -44,10 +43,7 @@ def published() -> dict[str, dict[str, Any]]:
     entries: dict[str, dict[str, Any]] = {}
 
     def put(name: str, value: Any, unit: str, where: str, n: int | None = None) -> None:
-        value = value.item() if hasattr(value, "item") else value
-        missing = value is None or (isinstance(value, float) and math.isnan(value))
-        entries[name] = {"value": None if missing else value, "unit": unit, "n": n, "run": None, "source": "published",
-                         "reason": "not published" if missing else None, "where": where}
+        entries[name] = author.entry(value, unit, where, n)
 
     caps, fit = published_caps(), cliff.step_fit(published_steps())
     for row in caps.to_dict("records"):

@@ -9,13 +9,12 @@ Not:    our own runs (`part_2`).
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
 import pandas as pd
 
-from .published import table
+from .published import entry, table
 
 
 def published() -> dict[str, dict[str, Any]]:
@@ -27,11 +26,8 @@ def published() -> dict[str, dict[str, Any]]:
     entries: dict[str, dict[str, Any]] = {}
 
     def put(name: str, value: Any, unit: str, where: str, n: int | None = None) -> Any:
-        value = value.item() if hasattr(value, "item") else value
-        missing = value is None or (isinstance(value, float) and math.isnan(value))
-        entries[name] = {"value": None if missing else value, "unit": unit, "n": n, "run": None, "source": "published",
-                         "reason": "not published" if missing else None, "where": where}
-        return value
+        entries[name] = entry(value, unit, where, n)
+        return value.item() if hasattr(value, "item") else value
 
     def derive(name: str, value: Any, unit: str, how: str) -> Any:
         return put(name, value, unit, f"computed here: {how}")

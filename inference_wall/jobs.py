@@ -19,6 +19,7 @@ from . import plans, records, rigs, stats
 from .engines import Engine, installed
 from .errors import WallError
 from .hardware import machine
+from .quantized import header
 from .server import require_free_port
 
 REFINEMENT_STEP = 1.5  # how far beyond a sweep without a knee the next rate lies
@@ -140,11 +141,7 @@ def weight_bytes(model: str, dtype: str | None) -> int | None:
     """
     total = 0
     for path in Path(model).glob("*.safetensors") if Path(model).is_dir() else []:
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for name, tensor in header.items():
-            if name == "__metadata__":
-                continue
+        for tensor in header(path).values():
             start, end = tensor["data_offsets"]
             floating = tensor["dtype"] in ("F32", "F16", "BF16") and dtype in FLOAT_BYTES
             total += math.prod(tensor["shape"]) * FLOAT_BYTES[dtype] if floating else end - start

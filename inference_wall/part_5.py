@@ -9,7 +9,6 @@ Not:    the analysis (`quantization`), figures (`quantization_figures`), sentenc
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -235,10 +234,7 @@ def published() -> dict[str, dict[str, Any]]:
     entries: dict[str, dict[str, Any]] = {}
 
     def put(name: str, value: Any, unit: str, where: str) -> None:
-        value = value.item() if hasattr(value, "item") else value
-        missing = value is None or (isinstance(value, float) and math.isnan(value))
-        entries[name] = {"value": None if missing else value, "unit": unit, "n": None, "run": None, "source": "published",
-                         "reason": "not published" if missing else None, "where": where}
+        entries[name] = author.entry(value, unit, where)
 
     def derive(name: str, value: Any, unit: str, how: str) -> None:
         put(name, value, unit, f"computed here: {how}")

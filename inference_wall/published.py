@@ -62,6 +62,14 @@ def model_shape(model: str = MODEL) -> dict[str, Any]:
     return json.loads((folder() / "model_shapes.json").read_text(encoding="utf-8"))["models"][model]
 
 
+def entry(value: Any, unit: str, where: str, n: int | None = None) -> dict[str, Any]:
+    """One published number as `headline.collect` wants it, with its place; a missing value is null with a reason."""
+    value = value.item() if hasattr(value, "item") else value
+    missing = value is None or (isinstance(value, float) and math.isnan(value))
+    return {"value": None if missing else value, "unit": unit, "n": n, "run": None, "source": "published",
+            "reason": "not published" if missing else None, "where": where}
+
+
 # --- the frame --------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import math
 from typing import Any
 
 from .knee import knee
-from .published import MODEL, RIG, judged_frame, model_shape, rig_facts, sweep_frame, table
+from .published import MODEL, RIG, entry, judged_frame, model_shape, rig_facts, sweep_frame, table
 from .rigs import load_rig
 
 GIB = 2**30
@@ -48,12 +48,7 @@ class _Book:
 
     def put(self, name: str, value: Any, unit: str, where: str, n: int | None = None) -> None:
         """A value as published."""
-        value = value.item() if hasattr(value, "item") else value
-        missing = value is None or (isinstance(value, float) and math.isnan(value))
-        self.entries[f"published.a10g.{name}"] = {
-            "value": None if missing else value, "unit": unit, "n": n, "run": None, "source": "published",
-            "reason": "not published" if missing else None, "where": where,
-        }  # fmt: skip
+        self.entries[f"published.a10g.{name}"] = entry(value, unit, where, n)
 
     def derive(self, name: str, value: Any, unit: str, how: str) -> None:
         """A value computed here from published ones."""

@@ -75,10 +75,7 @@ def published() -> dict[str, dict[str, Any]]:
     entries: dict[str, dict[str, Any]] = {}
 
     def put(name: str, value: Any, unit: str, where: str) -> None:
-        value = value.item() if hasattr(value, "item") else value
-        missing = value is None or (isinstance(value, float) and math.isnan(value))
-        entries[f"starvation_{name}"] = {"value": None if missing else value, "unit": unit, "n": None, "run": None, "source": "published",
-                                         "reason": "not published" if missing else None, "where": where}
+        entries[f"starvation_{name}"] = author.entry(value, unit, where)
 
     every = runs()
     current, seed = every[every["era"] == "current"], every[every["era"] == "seed"]
