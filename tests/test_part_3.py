@@ -7,12 +7,12 @@ from functools import cache
 import pytest
 import synthetic_cliff as toy
 from bs4 import BeautifulSoup
+from post_page import check_numbers, check_parameters
 
 from inference_wall import cliff_published, cliff_words, part_3, published, published_numbers, rigs
 from inference_wall.chart import digits
 
 NOTEBOOK = (rigs.root() / "notebooks" / "part_3.py").read_text(encoding="utf-8")
-ROLE = re.compile(r"\{(\w+)\}`([^`]+)`")
 REQUIRED = ("headline", "headline_published", "shape", "shape_because")
 
 
@@ -305,22 +305,11 @@ def test_published_caps_ran_no_more_than_the_card_could_seat():
 def test_every_number_of_the_post_exists_and_fits_its_format(numbers):
     known = {f"part_3.here.{name}": entry for name, entry in numbers.items()}
     known |= {f"published.a10g.{name}": entry for name, entry in part_3.published().items()} | published.numbers()
-    used = [content for role, content in ROLE.findall(NOTEBOOK) if role == "num"]
-    assert len(used) > 30
-    for content in used:
-        key, _, spec = content.removesuffix(" unit").partition(":")
-        assert key in known, key
-        assert known[key]["value"] is not None, key
-        format(known[key]["value"], spec)
-        assert known[key]["unit"] or not content.endswith(" unit"), key
+    check_numbers(NOTEBOOK, known, more_than=30)
 
 
 def test_the_parameters_of_the_post_are_those_of_the_protocol():
-    cell = NOTEBOOK.split('tags=["parameters"]')[1].split("# %%")[0]
-    names = re.findall(r"^(\w+) = ", cell, flags=re.M)
-    assert names == list(rigs.load_protocol("part_3").parameters)
-    call = NOTEBOOK.split('post.open_runs("part_3"')[1].split(")\n")[0]
-    assert sorted(re.findall(r"(\w+)=\1", call)) == sorted(names)
+    check_parameters(NOTEBOOK, "part_3")
 
 
 def test_no_number_is_typed_into_the_prose():

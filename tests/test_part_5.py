@@ -6,12 +6,12 @@ import re
 import pytest
 import synthetic_quantization as toy
 from bs4 import BeautifulSoup
+from post_page import check_numbers, check_parameters
 from test_quantization import SETS
 
 from inference_wall import part_5, published, published_numbers, quantization_words, rigs, trace
 
 NOTEBOOK = (rigs.root() / "notebooks" / "part_5.py").read_text(encoding="utf-8")
-ROLE = re.compile(r"\{([\w-]+)\}`([^`]+)`")
 SENTENCES = ("variants", "width", "floor", "bound", "kernel", "line", "thesis", "bandwidth", "same", "bigger", "room", "quality", "relative")
 TABLES = ("bytes", "kernels", "steps", "quality")
 
@@ -246,22 +246,11 @@ def test_the_published_pair_is_judged_like_ours():
 def test_every_number_of_the_post_exists_and_fits_its_format(numbers):
     known = {f"part_5.here.{name}": entry for name, entry in numbers.items()}
     known |= {f"published.a10g.{name}": entry for name, entry in part_5.published().items()} | published.numbers()
-    used = [content for role, content in ROLE.findall(NOTEBOOK) if role == "num"]
-    assert len(used) > 25
-    for content in used:
-        key, _, spec = content.removesuffix(" unit").partition(":")
-        assert key in known, key
-        assert known[key]["value"] is not None, key
-        format(known[key]["value"], spec)
-        assert known[key]["unit"] or not content.endswith(" unit"), key
+    check_numbers(NOTEBOOK, known, more_than=25)
 
 
 def test_the_parameters_of_the_post_are_those_of_the_protocol():
-    cell = NOTEBOOK.split('tags=["parameters"]')[1].split("# %%")[0]
-    names = re.findall(r"^(\w+) = ", cell, flags=re.M)
-    assert names == list(rigs.load_protocol("part_5").parameters)
-    call = NOTEBOOK.split('post.open_runs("part_5"')[1].split(")\n")[0]
-    assert sorted(re.findall(r"(\w+)=\1", call)) == sorted(names)
+    check_parameters(NOTEBOOK, "part_5")
 
 
 def test_no_measured_number_is_typed_into_the_prose():
