@@ -1,6 +1,6 @@
 """`wall`: the command line. Thin on purpose: it checks, calls one function, prints, and sets the exit status.
 
-Use:    wall --help; wall run all; wall site; wall doctor; wall runs; wall keep RUN
+Use:    wall --help; wall run all; wall site; wall doctor; wall runs; wall keep RUN; wall bundle ...
 Not:    any measuring or rendering of its own.
 """
 
@@ -26,6 +26,12 @@ class _Commands(click.Group):
         except WallError as problem:
             click.echo(str(problem), err=True)
             sys.exit(problem.exit_code)
+        except ModuleNotFoundError as problem:
+            if (problem.name or "").startswith("inference_wall"):
+                raise
+            click.echo(f"error: this environment has no {problem.name}\nremedy: make setup; where nothing can be installed, measure with "
+                       "`wall run --records-only` and make the pages elsewhere", err=True)
+            sys.exit(1)
         except KeyboardInterrupt:
             click.echo("stopped. Finished points are kept; the same command goes on where it stopped.", err=True)
             sys.exit(130)
@@ -43,6 +49,7 @@ def main() -> None:
     wall run part_1                    measure one of them
     wall site                          render every page from the records, without an engine
     wall runs                          list the records
+    wall bundle --box hopper ...       pack all of this for a GPU machine without network
     """
 
 
@@ -55,18 +62,20 @@ def main() -> None:
 @click.option("-p", "--parameter", "pairs", multiple=True, metavar="NAME=VALUE", help="Any other parameter of the post, e.g. -p rates=1,2,inf.")
 @click.option("--again", is_flag=True, help="Measure anew although a finished record with the same parameters exists.")
 @click.option("--plan", "only_plan", is_flag=True, help="Print server starts, points and expected minutes, and start nothing.")
-def run(posts: tuple[str, ...], rig: str, base_url: str, port: str, scale: str, pairs: tuple[str, ...], again: bool, only_plan: bool) -> None:
-    """Measure POST (part_1 to part_5, or all) live and execute its notebook.
+@click.option("--records-only", is_flag=True, help="Measure and execute no notebook: needs the engine, but none of the packages that make pages.")
+def run(posts: tuple[str, ...], rig: str, base_url: str, port: str, scale: str, pairs: tuple[str, ...], again: bool, only_plan: bool,
+        records_only: bool) -> None:
+    """Measure POST (part_1 to part_5, or all that the rig has settings for) live and execute its notebook.
 
     Posts that can use the same server share its start, so `all` is cheaper than one post after the other.
 
     Everything is checked before anything starts. An interrupted run goes on where it stopped when the same command is given
     again: only the point in flight is measured anew.
     """
-    from . import jobs, planned, rigs
+    from . import jobs, planned
 
     common = {name: value for name, value in {"rig": rig, "base_url": base_url, "port": port, "scale": scale}.items() if value != ""}
-    names = rigs.protocol_names() if posts == ("all",) else list(posts)
+    names = _posts_of(rig) if posts == ("all",) else list(posts)
     parameters = {name: {**common, **_known(name, _pairs(pairs), alone=len(names) == 1)} for name in names}
     prepared = {name: jobs.prepare(name, rig, parameters[name]) for name in names}
     if only_plan:
@@ -75,18 +84,35 @@ def run(posts: tuple[str, ...], rig: str, base_url: str, port: str, scale: str, 
     since, failed = planned.again_since(parameters) if again else None, []
     for place, name in enumerate(names):
         try:
-            _run_one(name, prepared[name], {"also": {each: parameters[each] for each in names[place + 1:]}, "since": since})
+            batch = {"also": {each: parameters[each] for each in names[place + 1:]}, "since": since}
+            _measure_one(name, prepared[name], parameters[name], batch) if records_only else _run_one(name, prepared[name], batch)
         except WallError as problem:
             if len(names) == 1:
                 raise
             click.echo(str(problem), err=True)
             failed.append(name)
+    chosen = prepared[names[0]][0].rig.name
+    if records_only and len(failed) < len(names):
+        click.echo(_transport([name for name in names if name not in failed], chosen))
     if failed:
         raise WallError(f"{len(failed)} of {len(names)} posts failed: {', '.join(failed)}",
                         "the messages above say why; run the same command again: finished points are kept")
     planned.again_done()
     if len(names) > 1:
-        click.echo(planned.summary(names, prepared[names[0]][0].rig.name))
+        click.echo(planned.summary(names, chosen))
+
+
+def _posts_of(rig: str) -> list[str]:
+    """The posts that the rig has settings for; one line says which others are left out."""
+    from . import rigs
+
+    found = rigs.pick_rig(rig)
+    lacking = [name for name in rigs.protocol_names() if name not in found.posts]
+    if lacking:
+        click.echo(f"rig {found.name} has no settings for {', '.join(lacking)}: left out", err=True)
+    if not found.posts:
+        raise WallError(f"rig {found.name} has settings for no post", f"add a table such as [part_1] to experiments/rigs/{found.name}.toml")
+    return [name for name in rigs.protocol_names() if name in found.posts]
 
 
 def _known(post: str, given: dict[str, str], *, alone: bool) -> dict[str, str]:
@@ -102,17 +128,47 @@ def _known(post: str, given: dict[str, str], *, alone: bool) -> dict[str, str]:
     return {name: value for name, value in given.items() if name in rigs.load_protocol(post).parameters}
 
 
+def _measured(name: str, prepared: list[Any], since: str | None) -> list[str]:
+    """The records of all arms of a post where it is measured already, which is said; else none."""
+    from . import records
+
+    rig = prepared[0].rig.name
+    finished = [records.find(name, rig, records.run_id(job.identity), since) for job in prepared]
+    if None in finished:
+        return []
+    click.echo(f"{name} on rig {rig} is already measured: {', '.join(run.name for run in finished)} (--again measures it anew)")
+    return [run.name for run in finished]
+
+
+def _measure_one(name: str, prepared: list[Any], given: dict[str, str], batch: dict[str, Any]) -> None:
+    from . import post
+    from .progress import Progress
+
+    if _measured(name, prepared, batch["since"]):
+        return
+    parameters = {**{each: value for each, value in given.items() if each != "rig"}, "mode": "live"}
+    with Progress() as show:
+        post.measure(name, prepared[0].rig.name, parameters, show, **batch)
+
+
+def _transport(names: list[str], rig: str) -> str:
+    """How the records of these posts get from a machine that only measures to one that makes pages."""
+    from . import records
+
+    folders = " ".join(f"local/{name}/{rig}" for name in names)
+    return (f"pack the records:    tar --exclude='*.partial' -cf records.tar -C {records.benchmarks()} {folders}\n"
+            f"take them over:      tar -xf records.tar -C benchmarks, in the repository that makes the pages\n"
+            f"and to publish them: wall keep benchmarks/local/*/{rig}/*")
+
+
 def _run_one(name: str, prepared: list[Any], batch: dict[str, Any]) -> None:
-    from . import records, regenerate
+    from . import regenerate
     from .progress import Progress
 
     rig, values = prepared[0].rig.name, prepared[0].values
-    finished = [records.find(name, rig, records.run_id(job.identity), batch["since"]) for job in prepared]
-    runs = [run.name for run in finished if run is not None]
-    if len(runs) == len(prepared):
-        click.echo(f"{name} on rig {rig} is already measured: {', '.join(runs)} (--again measures it anew)")
-        if regenerate.is_current(name, runs):
-            return
+    runs = _measured(name, prepared, batch["since"])
+    if runs and regenerate.is_current(name, runs):
+        return
     with Progress() as show:
         path = regenerate.execute(name, {**values, "rig": rig, "mode": "live"}, show, batch=batch)
     click.echo(f"executed notebook: {path}")
@@ -130,7 +186,7 @@ def _pairs(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 @main.command()
-@click.option("--rig", default="auto", show_default=True, help="Whose records the posts show; auto prefers this machine's.")
+@click.option("--rig", default="auto", show_default=True, help="Whose records come first; auto: what was just measured here, else the best evidence.")
 @click.option("--committed", is_flag=True, help="Leave out records in benchmarks/local.")
 @click.option("--again", is_flag=True, help="Execute every notebook anew, also those that are up to date.")
 def site(rig: str, committed: bool, again: bool) -> None:
@@ -171,12 +227,54 @@ def runs(as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("record", type=click.Path(path_type=Path))
-def keep(record: Path) -> None:
-    """Move the local RECORD (a folder) to the committed ones, so that it can be published."""
+@click.argument("folders", nargs=-1, required=True, metavar="RECORD...", type=click.Path(path_type=Path))
+def keep(folders: tuple[Path, ...]) -> None:
+    """Move each local RECORD (a folder) to the committed ones, so that it can be published."""
     from . import records
 
-    click.echo(records.keep(record.resolve()))
+    refused = 0
+    for folder in folders:
+        try:
+            click.echo(records.keep(folder.resolve()))
+        except WallError as problem:
+            if len(folders) == 1:
+                raise
+            click.echo(str(problem), err=True)
+            refused += 1
+    if refused:
+        raise WallError(f"{refused} of {len(folders)} records were not kept", "the messages above say why; the others are kept")
+
+
+@main.command()
+@click.argument("folders", nargs=-1, required=True, metavar="RECORD...", type=click.Path(path_type=Path))
+def judge(folders: tuple[Path, ...]) -> None:
+    """Apply the checks of today to each local RECORD's raw rows. Measures nothing; the record says what changed."""
+    from . import judge as judging
+
+    for folder in folders:
+        changed = judging.judge(folder.resolve())
+        click.echo(f"{folder.name}: {len(changed)} verdicts changed" + "".join(f"\n  point {point}: {old} -> {new}"
+                                                                              for point, (old, new) in changed.items()))
+
+
+@main.command()
+@click.option("--box", "box_name", required=True, help="A file name in experiments/boxes without .toml: what is there, what comes along.")
+@click.option("--rig", "rig_names", required=True, multiple=True, help="A rig that will be measured there; several times for several.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the parts.")
+@click.option("--part-bytes", default=63_600_000, show_default=True, help="Largest size of one part.")
+@click.option("--cache", default=None, type=click.Path(path_type=Path), help="Folder that keeps the downloaded wheels. Default: in the user's cache.")
+@click.option("--warm", default=None, type=click.Path(path_type=Path, exists=True, file_okay=False),
+              help="The folder `cache` of the box, brought here: its compiled kernels come along.")
+def bundle(box_name: str, rig_names: tuple[str, ...], out: Path, part_bytes: int, cache: Path | None, warm: Path | None) -> None:
+    """Pack engine, harness and rigs for a GPU machine without network that has Python and torch.
+
+    What has not changed since the last call with the same --out is not packed again.
+    """
+    from . import bundle as bundles
+
+    with bundles.on_terminal() as show:
+        lines = bundles.bundle(box_name, rig_names, out.resolve(), part_bytes=part_bytes, cache=cache, warm=warm, show=show)
+    click.echo("\n".join([*lines, f"copy {out} to the box; there:", *(f"  {command}" for command in bundles.commands(out.resolve(), rig_names))]))
 
 
 if __name__ == "__main__":

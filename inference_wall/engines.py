@@ -133,6 +133,7 @@ LOG_FACTS: dict[str, tuple[tuple[str, Callable[[str], Any]], ...]] = {
     "max_concurrency": ((r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x", float),),
     "max_concurrency_tokens": ((r"Maximum concurrency for ([\d,]+) tokens per request", _int),),
     "compile_s": ((r"\(compilation: ([\d.]+) s", float), (r"torch\.compile took ([\d.]+) s in total", float)),
+    "warmup_run_s": ((r"Initial profiling/warmup run took ([\d.]+) s", float),),  # in it: tuning of Triton kernels, unless a former start kept it
     "graph_capture_s": ((r"Graph capturing finished in ([\d.]+) secs", float),),
     "graph_gib": ((r"Graph capturing finished in [\d.]+ secs, took ([\d.-]+) GiB", float),),
     "engine_start_s": ((r"init engine \(profile, create kv cache, warmup model\) took ([\d.]+) s", float),),

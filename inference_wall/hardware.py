@@ -132,8 +132,10 @@ def copy_bandwidth(device: str = "cpu", seconds: float = 1.5, threads: int | Non
 
 
 def machine() -> dict[str, Any]:
-    """What distinguishes this machine from another one for a measurement: processor, cores that may be used, GPUs."""
-    return {"cpu": _cpu_facts()["model"], "cores": usable_cores(), "gpus": [card["name"] for card in gpus()]}
+    """What distinguishes this machine from another one for a measurement: processor, cores and GPUs that may be used."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    cards = [card["name"] for card in gpus() if not visible or str(card["index"]) in visible.split(",")]
+    return {"cpu": _cpu_facts()["model"], "cores": usable_cores(), "gpus": cards}
 
 
 def visible_gpu() -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from . import arms, published, records
+from . import arms, evidence, minutes, published, records
 from .arms import ArmSet
 from .records import Run
 
@@ -138,13 +138,18 @@ def _time(took: dict[str, Any]) -> str:
 
 
 def collect(pages: dict[str, ArmSet], committed_only: bool = False) -> dict[str, dict[str, Any]]:
-    """The content of `build/numbers.json`: published numbers, every rig's newest records, and `<post>.here` for those that a page shows."""
+    """The content of `build/numbers.json`: published numbers, every rig's newest records, `<post>.here` for those that a page shows by default, and
+    `rigs.<rig>` with the minutes over all posts."""
     entries = dict(published.numbers())
+    by_rig: dict[str, list[ArmSet]] = {}
     for post, shown in pages.items():
         module = importlib.import_module(f"inference_wall.{post}")
         entries |= {f"published.a10g.{name}": entry for name, entry in module.published().items()}
-        measured = sorted({path.parent.name for path in records.record_folders(post, committed_only=committed_only)})
-        for place, found in {**{rig: arms.newest(post, rig, committed_only) for rig in measured}, "here": shown}.items():
-            if found is not None and found.testable:
-                entries |= {f"{post}.{place}.{name}": entry for name, entry in module.numbers(found).items()}
+        for rig, found in {**evidence.sets(post, committed_only), shown.rig: shown}.items():
+            by_rig.setdefault(rig, []).append(found)
+            named = module.numbers(found)
+            for place in (rig, "here") if found is shown else (rig,):
+                entries |= {f"{post}.{place}.{name}": entry for name, entry in named.items()}
+    for rig, found in by_rig.items():
+        entries |= {f"rigs.{rig}.{name}": entry for name, entry in minutes.entries(found).items()}
     return entries

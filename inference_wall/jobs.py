@@ -24,6 +24,7 @@ from .server import require_free_port
 
 REFINEMENT_STEP = 1.5  # how far beyond a sweep without a knee the next rate lies
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+SOURCES = ("embedded", "shape", "path", "hub")  # where a model can come from: one of them in each model table
 
 
 @dataclass(eq=False)
@@ -91,9 +92,12 @@ def prepare(post: str, rig_name: str, parameters: dict[str, Any]) -> list[Job]:
 def _job(protocol: rigs.Protocol, rig: rigs.Rig, arm: plans.Arm, values: dict[str, Any], settings: dict[str, Any], engine: Engine,
          base_flags: dict[str, Any], common: dict[str, Any], set_id: str, names: list[str]) -> Job:
     model = {**rig.model, **arm.model}
-    if {"embedded", "path", "hub"} & set(arm.model):  # the arm's own model, not the rig's
-        model = {name: value for name, value in model.items() if name in arm.model or name not in ("embedded", "path", "hub", "name")}
-        model.setdefault("name", arm.model.get("embedded") or arm.model.get("path") or arm.model["hub"])
+    own = next((arm.model[source] for source in SOURCES if source in arm.model), None)
+    if own is not None:  # the arm's own model, not the rig's
+        model = {name: value for name, value in model.items() if name in arm.model or name not in (*SOURCES, "name")}
+        model.setdefault("name", own)
+    if "shape" in model:  # there are no weights to load, whatever the rig says: so the words mean nothing, and their quality is not measured
+        model["weights"], settings = "random", settings | {"weights": "random"}
     flags = {**base_flags, **({"load-format": "dummy"} if model.get("weights") == "random" and "embedded" not in model else {}), **arm.flags}
     if any(flag.startswith("no-") and flag.removeprefix("no-") in flags for flag in flags):
         raise WallError(f"arm {arm.name} sets a flag both on and off: {', '.join(flags)}", f"mend experiments/rigs/{rig.name}.toml")
@@ -115,11 +119,15 @@ def _check_lengths(job: Job) -> None:
 
 
 def model_folder(rig: rigs.Rig, model: dict[str, Any]) -> str:
-    """Folder or hub name of a model. The embedded ones are made on first use."""
+    """Folder or hub name of a model. The embedded ones and the shapes are made on first use."""
     if "embedded" in model:
         from .weights import ensure
 
         return str(ensure(model["embedded"]))
+    if "shape" in model:
+        from .shapes import ensure
+
+        return str(ensure(model["shape"]))
     if "path" in model:
         path = (rigs.root() / model["path"]).expanduser()
         if not (path / "config.json").is_file():

@@ -169,7 +169,10 @@ def _cap_arms(chosen: dict[str, Any]) -> list[Arm]:
 
 
 def _block_arms(chosen: dict[str, Any]) -> list[Arm]:
-    return [Arm("natural"), *(Arm(f"blocks-{blocks}", {"num-gpu-blocks-override": blocks}) for blocks in sorted(chosen["blocks"], reverse=True))]
+    # Some engines refuse more seats than the cut cache has blocks: `cut_flags`.
+    cut = chosen.get("cut_flags", {})
+    sizes = sorted(chosen["blocks"], reverse=True)
+    return [Arm("natural"), *(Arm(f"blocks-{blocks}", {"num-gpu-blocks-override": blocks, **cut}) for blocks in sizes)]
 
 
 def _variant_arms(chosen: dict[str, Any]) -> list[Arm]:
@@ -229,7 +232,8 @@ def _sweep(plan: _Plan, chosen: dict[str, Any], ceiling_req_s: float | None) -> 
         if rate not in known:
             plan.add("cold", "sweep", "bench", prompts=cold, request_rate=_finite(rate), **lengths)
     for repeat in range(chosen["repeats"]):
-        for rate in rates:
+        # Far below the wall repeats tell nothing new, and a low rate takes the longest.
+        for rate in (rates if repeat == 0 else [rate for rate in rates if rate >= chosen.get("repeat_from", 0)]):
             plan.add("measured", "sweep", "bench", prompts=chosen["num_prompts"], repeat=repeat, request_rate=_finite(rate), **lengths)
     if chosen["trace"]:
         # Some answers under way, then two more prompts of the same length: what a step does when somebody arrives.
@@ -277,7 +281,7 @@ def _cliff(plan: _Plan, chosen: dict[str, Any], _: float | None) -> None:
                 plan.add("measured", "closed", "bench", prompts=prompts(seats), repeat=repeat, max_concurrency=seats, **lengths)
             _steps(plan, chosen, repeat)
     if chosen["trace"] and cap == max(caps):
-        for batch in (1, max(chosen["batches"])):
+        for batch in chosen.get("trace_batches", (1, max(chosen["batches"]))):
             plan.add("trace", "steps", "streams", prompts=batch, scaled=False, batch=batch, input_len=chosen["input_len"], output_len=TRACE_TOKENS)
 
 

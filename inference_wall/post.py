@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import arms, records, rigs
+from . import arms, evidence, records, rigs
 from .arms import ArmSet
 from .errors import WallError
 
@@ -46,11 +46,16 @@ def open_runs(post: str, *, rig: str = "auto", mode: str = "recorded", **paramet
         found = arms.of_runs(records.open_run(path) for path in
                              measure(post, chosen.name, {**parameters, "mode": mode}, show, also=batch.get("also", {}), since=since))
     else:
-        found = recorded(post, values["rig"], committed_only=bool(os.environ.get(COMMITTED_VARIABLE)))
+        found = recorded(post, values["rig"], committed_only=committed_only())
     page = os.environ.get(PAGE_VARIABLE)
     if page:
         records.write_json(Path(page), page_facts(found))
     return found
+
+
+def committed_only() -> bool:
+    """Whether the page that is being executed may show committed records alone."""
+    return bool(os.environ.get(COMMITTED_VARIABLE))
 
 
 def page_facts(found: ArmSet) -> dict[str, Any]:
@@ -59,15 +64,8 @@ def page_facts(found: ArmSet) -> dict[str, Any]:
 
 
 def recorded(post: str, rig: str = "auto", committed_only: bool = False) -> ArmSet:
-    """The newest whole records: of the named rig, or for `auto` of this machine's rig, else of any rig that has some."""
-    if rig != "auto":
-        names = [rig]
-    else:
-        measured = sorted({path.parent.name for path in records.record_folders(post, committed_only=committed_only)})
-        here = rigs.pick_rig("auto").name
-        names = [here, *(name for name in measured if name != here)]
-    for name in names:
-        found = arms.newest(post, name, committed_only)
+    """The newest whole records: of the named rig, or for `auto` of the rig with the best evidence (see `evidence.sets`)."""
+    for found in evidence.sets(post, committed_only).values() if rig == "auto" else [arms.newest(post, rig, committed_only)]:
         if found is not None and found.testable:
             return found
     which = "committed record" if committed_only else "record"

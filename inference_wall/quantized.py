@@ -178,8 +178,8 @@ def weight_facts(folder: Path | str, dtype: str) -> dict[str, Any]:
     read at least once, that is all layers and the output head. A table that is only looked up costs a few rows a step and is
     left out (untied models); a tied one is streamed as output head. `parameters`: weights, without the scales that
     quantization adds. `by_format`: {"int8": {"parameters", "bytes"}, ..., "scales": ...}. Floating tensors count at the
-    serving dtype, scales and whole numbers as stored. Only file headers are read. A folder without safetensors (a shape that
-    the server fills with random weights) gives null for each number and says so in `reason`.
+    serving dtype, scales and whole numbers as stored. Only file headers are read. A folder without safetensors gives
+    null for each number and says so in `reason`; the bytes of a shape that the server fills with random weights are in `shapes.facts`.
     """
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files or dtype not in SERVING_BYTES:

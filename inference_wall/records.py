@@ -39,7 +39,7 @@ TRACE = "trace.json.gz"  # in the folder of a point; in a record it carries the 
 STATISTICS = ("n", "mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms")
 # The parts of the instrument that decide what a record says. Figures, prose and the site do not.
 INSTRUMENT = ("engines", "hardware", "jobs", "knee", "load", "measure", "percentiles", "plans", "probe", "quality", "quantized", "records", "rigs",
-              "run_document", "samples", "server", "stats", "trace", "trace_excerpt", "trace_file", "watch", "weights")
+              "run_document", "samples", "server", "shapes", "stats", "trace", "trace_excerpt", "trace_file", "watch", "weights")
 
 _SCHEMAS = {
     "requests": pa.schema([
@@ -49,6 +49,7 @@ _SCHEMAS = {
         ("output_tokens", pa.int32()), ("outcome", pa.string()), ("error", pa.string())]),
     "chunks": pa.schema([("point", pa.int16()), ("request", pa.int32()), ("time", pa.int64()), ("tokens", pa.int16())]),
 }
+UNFINISHED = (".writing", ".partial", ".old")  # folders that are no record, or none any more
 FRAMES = ("requests", "chunks", "metrics")
 
 
@@ -116,6 +117,20 @@ def _replace_sealed(building: Path, final: Path) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
     os.replace(building, final)
+
+
+def rewrite(folder: Path, files: dict[str, str]) -> None:
+    """Replace text files of a sealed record and seal it anew. A crash in between loses nothing: the former record lies beside it, as `.old`."""
+    building, old = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".old")
+    with _disk_errors(str(folder)):
+        for leftover in (building, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.copytree(folder, building)
+        for name, text in files.items():
+            (building / name).write_text(text, encoding="utf-8")
+        os.replace(folder, old)
+        _replace_sealed(building, folder)
+        shutil.rmtree(old)
 
 
 def seal_problem(folder: Path) -> str | None:
@@ -330,7 +345,7 @@ def record_folders(post: str | None = None, rig: str | None = None, committed_on
     """Folders of finished records, newest start last. Drafts and half-written ones are not among them."""
     places = [benchmarks()] if committed_only else [benchmarks(), benchmarks() / "local"]
     found = [path.parent for place in places for path in place.glob(f"{post or 'part_*'}/{rig or '*'}/*/run.json")]
-    return sorted((path for path in found if path.suffix not in (".writing", ".partial")), key=lambda path: (path.name.rsplit("-", 1)[-1], path.name))
+    return sorted((path for path in found if path.suffix not in UNFINISHED), key=lambda path: (path.name.rsplit("-", 1)[-1], path.name))
 
 
 def newest(post: str, rig: str, committed_only: bool = False) -> Run | None:

@@ -17,6 +17,7 @@ import signal
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ import psutil
 from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
+from traitlets import default
 
 from . import records, rigs
 from .errors import WallError
@@ -40,49 +42,64 @@ class _LocalKernel(AsyncKernelManager):
 
     transport = "ipc"
 
+    @default("ip")
+    def _ip_default(self) -> str:
+        """Where the sockets lie. Jupyter's own choice is one name a folder, over which two kernels that start at once would meet."""
+        return str(Path(tempfile.gettempdir()) / f"wall-kernel-{uuid.uuid4().hex[:16]}")
+
 
 HIDDEN = {"parameters", "injected-parameters"}
 
 
-def executed(post: str) -> Path:
-    """Where the executed notebook of a post is put."""
-    return rigs.root() / "build" / "executed" / f"{post}.ipynb"
+def executed(page: str) -> Path:
+    """Where the executed notebook of a page is put: that of a post, or of a post for one rig (`evidence.page_of`)."""
+    return rigs.root() / "build" / "executed" / f"{page}.ipynb"
 
 
-def page_note(post: str) -> dict[str, Any] | None:
-    """What is known of the executed notebook (`runs`, `rig`, `mode`, `source`), or null when there is none."""
-    path = executed(post).with_suffix(".json")
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() and executed(post).is_file() else None
+def page_note(page: str) -> dict[str, Any] | None:
+    """What is known of the executed notebook (`runs`, `rig`, `asked`, `mode`, `source`, `beside`), or null when there is none."""
+    path = executed(page).with_suffix(".json")
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() and executed(page).is_file() else None
 
 
 def source_digest(post: str) -> str:
-    """Digest of everything that decides what an executed page looks like, but for the record it shows."""
+    """Digest of everything that decides what an executed page looks like, but for the records."""
     protocol = rigs.load_protocol(post)
     package = sorted(Path(__file__).parent.glob("*.py"))
     figures = sorted(path for path in (records.benchmarks() / "published").rglob("*") if path.suffix in (".csv", ".json"))
-    # The primer draws from records without naming them as its own.
-    own = sorted(records.record_folders()) if post not in rigs.protocol_names() else []
-    files = [rigs.root() / protocol.notebook, protocol.folder / "protocol.toml", *package, *figures, *(folder / records.SEAL for folder in own)]
+    order = rigs.root() / "experiments" / "prominence.toml"
+    files = [rigs.root() / protocol.notebook, protocol.folder / "protocol.toml", *package, *figures, *([order] if order.is_file() else [])]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def is_current(post: str, runs: list[str]) -> bool:
-    """Whether the executed notebook shows those records and was made from the present sources."""
-    note = page_note(post)
-    return bool(note) and note.get("runs") == runs and note["source"] == source_digest(post)
+def records_digest(post: str, committed_only: bool = False) -> str:
+    """Digest of all records that a page may draw from: those of the post on every rig, which are laid over one another; of all posts for the
+    primer."""
+    own = records.record_folders(post if post in rigs.protocol_names() else None, committed_only=committed_only)
+    seals = (folder / records.SEAL for folder in own)
+    return hashlib.sha256(b"".join(path.read_bytes() for path in seals if path.is_file())).hexdigest()
+
+
+def is_current(post: str, runs: list[str], *, page: str | None = None, rig: str | None = None, committed_only: bool = False) -> bool:
+    """Whether the executed notebook (`page`, by default the post's own) shows those records and was made from the present sources and with
+    the present records beside them. `rig`: also whether it was executed for that rig by name."""
+    note = page_note(page or post)
+    return (bool(note) and note.get("runs") == runs and (rig is None or note.get("asked") == rig) and note["source"] == source_digest(post)
+            and note.get("beside") == records_digest(post, committed_only))
 
 
 def execute(post: str, parameters: dict[str, Any], on_event: Callable[[Event], None] = lambda event: None, *,
-            batch: dict[str, Any] | None = None, committed_only: bool = False) -> Path:
+            batch: dict[str, Any] | None = None, committed_only: bool = False, page: str | None = None) -> Path:
     """Execute a post's notebook and return its path. `on_event` gets progress (see `post.describe`).
 
-    `batch`: what a batch of posts shares, see `post.BATCH_VARIABLE`. `committed_only`: no record of this machine may be shown.
+    `batch`: what a batch of posts shares, see `post.BATCH_VARIABLE`. `committed_only`: no record of this machine may be shown. `page`: the
+    name of the page, where it is not that of the post.
 
     Raises WallError for a bad parameter (before anything starts), for a failed cell and for a kernel that died.
     """
     protocol = rigs.load_protocol(post)
     rigs.check_parameters(protocol, parameters)
-    final = executed(post)
+    final = executed(page or post)
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = final.with_suffix(".partial.ipynb")
     source = source_digest(post)
@@ -102,8 +119,10 @@ def execute(post: str, parameters: dict[str, Any], on_event: Callable[[Event], N
             _run(plain, partial, given, on_event)
         finished = _clean(nbformat.read(partial, as_version=4))
         nbformat.write(finished, partial)
-        page = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {"runs": [], "rig": None}
-    records.write_json(final.with_suffix(".json"), {**page, "mode": parameters.get("mode", "recorded"), "source": source})
+        shown = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {"runs": [], "rig": None}
+    # The sources as they were before, the records as they are now: a live run has just added some.
+    records.write_json(final.with_suffix(".json"), {**shown, "asked": parameters.get("rig"), "mode": parameters.get("mode", "recorded"),
+                                                    "source": source, "beside": records_digest(post, committed_only)})
     os.replace(partial, final)
     return final
 

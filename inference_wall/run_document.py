@@ -16,9 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from . import jobs, records, stats
+from . import jobs, records, shapes, stats
 from .engines import engine
-from .quantized import weight_facts
+from .quantized import SERVING_BYTES, weight_facts
 
 # Folder of this machine -> what a record calls it. `measure` adds the repository, the records and the models.
 PATHS = {str(Path(sys.prefix)): "<venv>", str(Path(sys.base_prefix)): "<python>", tempfile.gettempdir(): "<temporary>", str(Path.home()): "~"}
@@ -28,13 +28,11 @@ def run_document(job: jobs.Job, draft: records.Draft, starts: list[dict[str, Any
     """`run.json` without its id and dates: everything that is not a point."""
     points = draft.points()
     invalid = {point["point"]: point["validity"]["reasons"] for point in points if not point["validity"]["valid"]}
-    facts = weight_facts(job.folder, job.model.get("dtype")) if Path(job.folder).is_dir() else None
     return {
         "post": job.protocol.name, "arm": job.arm.name, "set_id": job.set_id, "set_arms": job.set_arms,
         "parameters": jobs.strict(job.values), "identity": job.identity,
         "rig": {"name": job.rig.name, "title": job.rig.title, "kind": job.rig.kind, "note": job.rig.note},
-        "model": job.model | {"config_digest": job.identity["model_config"], "config": _config(job.folder), "facts": facts,
-                              "weight_bytes": jobs.weight_bytes(job.folder, job.model.get("dtype"))},
+        "model": job.model | {"config_digest": job.identity["model_config"], "config": _config(job.folder), **_weights(job.folder, job.model)},
         "engine": {"name": "vLLM", "version": job.engine.version, "table_exact": engine(job.engine.version).exact}, "flags": job.flags,
         "settings": jobs.strict(job.settings), "ceiling_req_s": jobs.ceiling(points),
         "starts": scrub(starts), "units": {"time": "10 us on the run's clock"},
@@ -42,6 +40,15 @@ def run_document(job: jobs.Job, draft: records.Draft, starts: list[dict[str, Any
         "validity": {"points": len(points), "invalid": invalid},
         **({"not_testable": refused} if refused else {}),
     }
+
+
+def _weights(folder: str, model: dict[str, Any]) -> dict[str, Any]:
+    """`facts` and `weight_bytes` of a model table: counted from the shape, or from the headers of the files; null for a model of a hub."""
+    dtype = model.get("dtype")
+    if "shape" in model:
+        facts = shapes.facts(model["shape"], SERVING_BYTES.get(dtype, 2))  # without a dtype the server takes the 16 bits of config.json
+        return {"facts": facts, "weight_bytes": facts["loaded_bytes"]}
+    return {"facts": weight_facts(folder, dtype) if Path(folder).is_dir() else None, "weight_bytes": jobs.weight_bytes(folder, dtype)}
 
 
 def _config(folder: str) -> dict[str, Any] | None:

@@ -27,6 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from .engines import CACHE_CONFIG, Engine
 from .errors import EngineRefused, WallError
+from .weights import cache_folder
 
 HOST = "127.0.0.1"
 STOP_S = 20.0
@@ -176,11 +177,13 @@ class Server(_Client):
         """Check the port, then spawn. Returns at once; `wait_ready` waits."""
         require_free_port(self.port)
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        environment = _environment(self.environment)
+        self.cached = compile_caches(environment)
         self.started = time.perf_counter()
         with self.log.open("ab") as sink:
             self.process = subprocess.Popen(
                 self.argv, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-                env=_environment(self.environment), preexec_fn=_end_with_parent)
+                env=environment, preexec_fn=_end_with_parent)
         _remember(self.process, self.port)
 
     def wait_ready(self) -> None:
@@ -213,6 +216,7 @@ class Server(_Client):
         self.facts = {
             "argv": self.argv, "environment": self.environment, "pid": self.process.pid, "version": self.version(),
             "ready_s": round(time.perf_counter() - self.started, 2), "first_text": text,
+            "compiled": {"before": self.cached, "after": compile_caches(_environment(self.environment))},
             "said": self.engine.parse_log(self.log.read_text(errors="replace")) | self.cache_facts(self.engine), "base_url": self.base_url,
         }
 
@@ -268,8 +272,20 @@ def _environment(extra: dict[str, str]) -> dict[str, str]:
     quiet = {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "0"), "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
              "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
              # The server drops an idle connection after 5 s, just when a light load wants to use it again: a lost request.
-             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600"}
+             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
+             # Unless it is named, the kernels tuned at a start go to a folder that the next start does not look into.
+             "TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR") or str(cache_folder() / "triton")}
     return {**os.environ, **quiet, **{name: str(value) for name, value in extra.items()}}
+
+
+def compile_caches(environment: dict[str, str]) -> dict[str, int]:
+    """Entries in the caches that a start fills and the next one reads: vLLM's compiled graphs, and Triton's kernels and tuning results.
+
+    A start that leaves both as they were was a warm one.
+    """
+    graphs = Path(environment.get("VLLM_CACHE_ROOT") or Path.home() / ".cache" / "vllm") / "torch_compile_cache"
+    kernels = Path(environment["TRITON_CACHE_DIR"])
+    return {"graphs": sum(1 for path in graphs.rglob("*") if path.is_file()), "kernels": sum(1 for _ in kernels.glob("*"))}
 
 
 def _end_with_parent() -> None:

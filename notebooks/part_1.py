@@ -33,7 +33,7 @@ port = ""
 # %%
 from IPython.display import HTML, Markdown, display
 
-from inference_wall import figures, headline, part_1, post, published, records, stats, tables, trace, trace_figures
+from inference_wall import figures, headline, laid_over, laid_over_figures, part_1, post, published, records, stats, tables, trace, trace_figures
 
 arms = post.open_runs("part_1", rig=rig, mode=mode, base_url=base_url, scale=scale, rates=rates, num_prompts=num_prompts, repeats=repeats,
                       slo_ttft_s=slo_ttft_s, slo_completed_ratio=slo_completed_ratio, port=port)
@@ -207,18 +207,18 @@ else:
 #
 # The author's card served a model with {num}`published.a10g.weights_gb:.1f unit` of weights and prompts of
 # {num}`published.a10g.input_tokens` tokens. In absolute numbers nothing is alike. So the second figure divides each
-# load by the knee of its own machine, and each TTFT by that at the lightest load.
+# load by the knee of its own machine, and each TTFT by that at the lightest load. It lays every {term}`rig` that has records of
+# this part over the published curve; the [page of rigs](../../book/rigs.md) has their results in a table.
 
 # %%
 display(figures.completed_against_offered([sweep, a10g]))
 
 # %%
-a10g_knee = stats.knee(published.judged_frame(a10g), {"completed_ratio": 0.0})
-display(figures.normalised([sweep, published.judged_frame(a10g)], [knee, a10g_knee]))
+display(laid_over_figures.draw(laid_over.part_1(laid_over.beside(arms))))
 
 # %% [markdown]
-# The two knees are of different service levels: p{num}`part_1.here.slo_percentile` of TTFT here, p99 there, and the author's
-# completed rate includes the drain, so it is not judged. On the A10G a p99 TTFT of one second broke between
+# The knees are of different service levels: p{num}`part_1.here.slo_percentile` of TTFT here, p99 there, and the author's
+# completed rate includes the drain, so it lies too low and is not judged. On the A10G a p99 TTFT of one second broke between
 # {num}`published.a10g.knee_low_req_s:g` and {num}`published.a10g.knee_high_req_s:g` requests a second, and the flood reached
 # {num}`published.a10g.flood_req_s:.2f`. Three things to know before you quote these numbers:
 #

@@ -33,7 +33,20 @@ port = ""
 # %%
 from IPython.display import HTML, Markdown, display
 
-from inference_wall import freeze, freeze_figures, freeze_tables, freeze_words, headline, part_2, post, tables, trace, trace_figures
+from inference_wall import (
+    freeze,
+    freeze_figures,
+    freeze_tables,
+    freeze_words,
+    headline,
+    laid_over,
+    laid_over_figures,
+    part_2,
+    post,
+    tables,
+    trace,
+    trace_figures,
+)
 from inference_wall.widgets import dial
 
 arms = post.open_runs("part_2", rig=rig, mode=mode, base_url=base_url, scale=scale, budgets=budgets, victims=victims, injected_len=injected_len,
@@ -275,6 +288,16 @@ display(Markdown(freeze_words.verdict_sentence(arms, cases)))
 # - **Two runs** agree within {num}`published.a10g.freeze_run_difference_ms:.1f unit`. Two are few to call it stable, and
 #   the engine warned that it does not officially support this model without chunking.
 #
+# ## All rigs, laid over one another
+#
+# If a stall is a step, it grows with the prompt tokens in that step. So the figure divides those tokens by the length of one long
+# prompt, and each worst stall by the calm median gap of its own machine, for every {term}`rig` that has records of this part. How
+# steeply a line rises says how dear reading is there, next to a step that only writes.
+
+# %%
+display(laid_over_figures.draw(laid_over.part_2(laid_over.beside(arms))))
+
+# %% [markdown]
 # ## What to take away
 
 # %%

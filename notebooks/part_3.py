@@ -34,7 +34,7 @@ port = ""
 # %%
 from IPython.display import HTML, Markdown, display
 
-from inference_wall import cliff, cliff_figures, cliff_published, cliff_words, headline, part_3, post, tables
+from inference_wall import cliff_figures, cliff_words, headline, laid_over, part_3, post, tables
 
 arms = post.open_runs("part_3", rig=rig, mode=mode, base_url=base_url, scale=scale, caps=caps, concurrency=concurrency, batches=batches,
                       repeats=repeats, port=port)
@@ -214,17 +214,12 @@ display(cliff_figures.price(found.caps, found.closed, found.rig))
 # rate from {num}`published.a10g.cliff_cap_1_output_tok_s:.0f` to {num}`published.a10g.cliff_cap_256_output_tok_s:,.0f` tokens a
 # second: **{num}`published.a10g.cliff_factor:.1f` times**. The machines have nothing in common, so the figure divides each
 # batch by the crossover of its own machine, and each throughput by the ceiling of its own fit. If a step is a straight line,
-# decode must then lie on one curve, on any machine.
+# decode must then lie on one curve, on any machine. Every {term}`rig` that has records of this part and whose points bound its
+# crossover is drawn.
 
 # %%
 display(Markdown(cliff_words.curve_sentence(found)))
-a10g_fit = cliff.step_fit(cliff_published.published_steps())
-display(cliff_figures.on_one_curve([
-    {"rig": found.rig, "label": found.rig, "fit": found.fit, "steps": found.steps[found.steps["valid"].astype(bool)],
-     "caps": found.caps.assign(batch=found.caps["batch_mean"])},
-    {"rig": "a10g-published", "label": "a10g (published)", "fit": a10g_fit, "steps": cliff_published.published_steps(),
-     "caps": cliff_published.published_caps()},
-]))
+display(cliff_figures.on_one_curve(laid_over.part_3(laid_over.beside(arms))))
 
 # %%
 display(Markdown(cliff_words.shape_sentence(found)))

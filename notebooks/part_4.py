@@ -34,6 +34,8 @@ from IPython.display import HTML, Markdown, display
 
 from inference_wall import (
     headline,
+    laid_over,
+    laid_over_figures,
     part_4,
     post,
     starvation_figures,
@@ -283,6 +285,16 @@ widgets.dial({arm: starvation_figures.published_timeline(author_samples, arm) fo
 
 # %%
 display(starvation_figures.demand(found.bounds, found.counts, author_runs))
+
+# %% [markdown]
+# ## All rigs, laid over one another
+#
+# Floods have different sizes, so this figure divides each count by the requests of its flood. Every {term}`rig` that has records
+# of this part is on it. Left of the line all that may run together fits, and nobody need be put out. (The published mark there is
+# of the engine above, which let a long prompt in as soon as its first piece fitted.)
+
+# %%
+display(laid_over_figures.draw(laid_over.part_4(laid_over.beside(arms))))
 
 # %% [markdown]
 # ## What to take away

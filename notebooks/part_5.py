@@ -33,7 +33,18 @@ port = ""
 # %%
 from IPython.display import HTML, Markdown, display
 
-from inference_wall import headline, part_5, post, quantization, quantization_figures, quantization_words, tables, trace_figures
+from inference_wall import (
+    headline,
+    laid_over,
+    laid_over_figures,
+    part_5,
+    post,
+    quantization,
+    quantization_figures,
+    quantization_words,
+    tables,
+    trace_figures,
+)
 
 arms = post.open_runs("part_5", rig=rig, mode=mode, base_url=base_url, scale=scale, variants=variants, batches=batches, repeats=repeats, port=port)
 found = part_5.look(arms)
@@ -255,6 +266,15 @@ display(quantization_figures.relative(found.rows, found.fits, part_5.published_f
 
 # %%
 display(Markdown(quantization_words.relative_sentence(found)))
+
+# %% [markdown]
+# ## All rigs, laid over one another
+#
+# On the diagonal a step takes as long as its bytes: there fewer bits pay in full. Above it something else holds a step up. Every
+# {term}`rig` that has records of this part is drawn, each variant over the unquantized one of its own rig.
+
+# %%
+display(laid_over_figures.draw(laid_over.part_5(laid_over.beside(arms))))
 
 # %% [markdown]
 # ## What to take away

@@ -8,7 +8,8 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from inference_wall import cli, jobs, regenerate
+from inference_wall import bundle, cli, engines, jobs, post, records, regenerate
+from inference_wall.errors import WallError
 
 
 @pytest.fixture
@@ -32,6 +33,8 @@ def nothing_starts(monkeypatch):
     (["run", "part_1", "--scale", "7"], "at most 1", "prompt count"),
     (["run", "part_1", "--base-url", "ftp://x"], "must look like http://", "server"),
     (["keep", "no/such/record"], "no record at", "wall runs"),
+    (["bundle", "--box", "none", "--rig", "h200-4b", "--out", "nowhere"], "unknown box 'none'", "hopper"),
+    (["bundle", "--box", "hopper", "--rig", "cpu", "--out", "nowhere"], "rig cpu does not measure a GPU", "cuda"),
 ])
 def test_bad_input_is_two_lines_and_status_1(nothing_starts, monkeypatch, arguments, said, remedy):
     monkeypatch.setattr("inference_wall.hardware.gpus", lambda: [])
@@ -94,9 +97,107 @@ def test_a_knob_that_no_post_can_take_is_refused_in_a_batch_too(nothing_starts, 
         assert result.exit_code == 1 and said in result.output, result.output
 
 
+@pytest.fixture
+def four_posts(monkeypatch, tmp_path):
+    """A rig with settings for four of the five posts, on a server of somebody else; what is measured is noted, not done."""
+    asked = []
+    monkeypatch.setenv("WALL_BENCHMARKS", str(tmp_path))
+    monkeypatch.setattr(jobs, "installed", lambda: engines.engine("0.25.1"))
+    monkeypatch.setattr(jobs, "model_folder", lambda rig, model: "nowhere")
+    monkeypatch.setattr(post, "measure", lambda *arguments, **options: asked.append((*arguments[:3], options)))
+    return ["run", "all", "--rig", "h200-4b", "--base-url", "http://127.0.0.1:9"], asked
+
+
+def test_all_leaves_out_what_the_rig_has_no_settings_for(four_posts, monkeypatch):
+    command, _ = four_posts
+    executed = []
+    monkeypatch.setattr(regenerate, "execute", lambda name, *_, **options: executed.append((name, list(options["batch"]["also"]))))
+    result = CliRunner().invoke(cli.main, command)
+    assert result.exit_code == 0 and "rig h200-4b has no settings for part_4: left out" in result.output, result.output
+    assert executed == [("part_1", ["part_2", "part_3", "part_5"]), ("part_2", ["part_3", "part_5"]), ("part_3", ["part_5"]), ("part_5", [])]
+    one = CliRunner().invoke(cli.main, ["run", "part_4", *command[2:]])
+    assert one.exit_code == 1 and "has no settings for part_4" in one.output and "remedy: " in one.output
+    assert "left out" in CliRunner().invoke(cli.main, [*command, "--plan"]).output
+
+
+def test_records_only_measures_without_a_notebook(nothing_starts, four_posts, tmp_path):
+    command, asked = four_posts
+    result = CliRunner().invoke(cli.main, [*command, "--scale", "0.5", "-p", "rates=1,inf", "--records-only", "--again"])
+    assert result.exit_code == 0, result.output
+    given = {"base_url": "http://127.0.0.1:9", "scale": "0.5", "mode": "live"}
+    assert [each[:3] for each in asked] == [("part_1", "h200-4b", {**given, "rates": "1,inf"}),
+                                            *((name, "h200-4b", given) for name in ("part_2", "part_3", "part_5"))]
+    assert list(asked[0][3]["also"]) == ["part_2", "part_3", "part_5"] and asked[3][3]["also"] == {} and asked[0][3]["since"]
+    packing = next(line for line in result.output.splitlines() if line.startswith("pack the records:"))
+    assert f"-C {tmp_path} local/part_1/h200-4b local/part_2/h200-4b local/part_3/h200-4b local/part_5/h200-4b" in packing
+    assert "wall keep benchmarks/local/*/h200-4b/*" in result.output
+
+
+def test_the_printed_command_packs_records_and_nothing_unfinished(tmp_path):
+    for name in ("local/part_1/r/done-1/run.json", "local/part_1/r/half-2.partial/identity.json", "local/part_1/other/x-3/run.json"):
+        (tmp_path / "benchmarks" / name).parent.mkdir(parents=True)
+        (tmp_path / "benchmarks" / name).write_text("{}")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("WALL_BENCHMARKS", str(tmp_path / "benchmarks"))
+        command = cli._transport(["part_1"], "r").splitlines()[0].partition(":")[2]
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    packed = subprocess.run(["tar", "-tf", "records.tar"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout.split()
+    assert [name for name in packed if not name.endswith("/")] == ["local/part_1/r/done-1/run.json"]
+
+
+def test_records_only_goes_on_after_a_post_that_failed(four_posts, monkeypatch):
+    command, _ = four_posts
+
+    def measured(name, *_, **__):
+        if name == "part_2":
+            raise WallError("the server died", "look")
+
+    monkeypatch.setattr(post, "measure", measured)
+    result = CliRunner().invoke(cli.main, [*command, "--records-only"])
+    assert result.exit_code == 1 and "the server died" in result.output and "1 of 4 posts failed: part_2" in result.output
+    packing = next(line for line in result.output.splitlines() if line.startswith("pack the records:"))
+    assert "part_1" in packing and "part_2" not in packing
+
+
+def test_keep_takes_many_and_says_which_it_did_not(monkeypatch, tmp_path):
+    kept = []
+
+    def keep(path):
+        if path.name == "bad":
+            raise WallError("record bad cannot be used", "measure it again")
+        kept.append(path.name)
+        return path
+
+    monkeypatch.setattr(records, "keep", keep)
+    result = CliRunner().invoke(cli.main, ["keep", *(str(tmp_path / name) for name in ("one", "bad", "two"))])
+    assert kept == ["one", "two"] and result.exit_code == 1
+    assert "record bad cannot be used" in result.output and "1 of 3 records were not kept" in result.output
+    assert CliRunner().invoke(cli.main, ["keep", str(tmp_path / "one"), str(tmp_path / "two")]).exit_code == 0
+    assert CliRunner().invoke(cli.main, ["keep"]).exit_code == 2
+
+
+def test_a_package_that_is_not_installed_is_one_error(monkeypatch):
+    def absent(*_, **__):
+        raise ModuleNotFoundError("No module named 'sphinx'", name="sphinx")
+
+    monkeypatch.setattr(records, "inventory", absent)
+    result = CliRunner().invoke(cli.main, ["runs"])
+    assert result.exit_code == 1 and "this environment has no sphinx" in result.output and "remedy: " in result.output
+
+
+def test_bundle_says_what_to_do_on_the_box(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(bundle, "bundle", lambda *arguments, **options: asked.append((arguments, options)) or ["engine: unchanged"])
+    out = tmp_path / "parts"
+    result = CliRunner().invoke(cli.main, ["bundle", "--box", "hopper", "--rig", "h200-27b", "--rig", "h200-4b", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert asked[0][0] == ("hopper", ("h200-27b", "h200-4b"), out) and asked[0][1]["part_bytes"] == bundle.PART_BYTES
+    assert "bash parts/unpack.sh" in result.output and "~/inference-wall/wall run all --rig h200-4b --records-only" in result.output
+
+
 def test_help_teaches_and_costs_little():
     result = CliRunner().invoke(cli.main, ["--help"])
-    for command in ("run", "site", "doctor", "runs", "keep"):
+    for command in ("run", "site", "doctor", "runs", "keep", "bundle"):
         assert command in result.output
     code = "import sys; from inference_wall import cli; print(sorted({'pandas', 'torch', 'vllm', 'papermill'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -83,3 +83,39 @@ def test_the_page_note_says_which_record_is_shown(home):
     regenerate.execute("part_1", {"mode": "recorded"})
     assert json.loads(note.read_text())["runs"] == ["x"] == regenerate.page_note("part_1")["runs"]
     assert records.benchmarks() == home / "benchmarks"
+
+
+def test_pages_for_two_rigs_stand_beside_one_another(home):
+    write(home, "print(rig)")
+    first = regenerate.execute("part_1", {"rig": "cpu"})
+    other = regenerate.execute("part_1", {"rig": "h200-4b"}, page="part_1-h200-4b")
+    assert [nbformat.read(path, as_version=4).cells[-1].outputs[0].text for path in (first, other)] == ["cpu\n", "h200-4b\n"]
+    assert other.name == "part_1-h200-4b.ipynb" and regenerate.is_current("part_1", [], page="part_1-h200-4b", rig="h200-4b")
+    assert not regenerate.is_current("part_1", [], page="part_1-h200-4b", rig="cpu")
+    assert not regenerate.is_current("part_1", [], page="part_1-gpu")
+
+
+def test_a_record_of_another_rig_makes_every_page_of_the_post_stale(home):
+    """They are laid over one another: a page that lacks one shows less than there is."""
+    write(home, "print(rig)")
+    regenerate.execute("part_1", {"rig": "cpu"})
+    local = home / "benchmarks" / "local"
+    records.Draft.open("part_1", "gpu", "default", {"rig": "gpu"}, where=local).finish({"post": "part_1", "rig": {"name": "gpu"}}, {})
+    assert not regenerate.is_current("part_1", [])
+    assert regenerate.is_current("part_1", [], committed_only=True)
+    regenerate.execute("part_1", {"rig": "cpu"})
+    assert regenerate.is_current("part_1", []) and not regenerate.is_current("part_1", [], committed_only=True)
+    records.Draft.open("part_2", "gpu", "default", {"rig": "gpu"}, where=local).finish({"post": "part_2", "rig": {"name": "gpu"}}, {})
+    assert regenerate.is_current("part_1", [])
+
+
+def test_a_live_run_whose_own_record_is_new_is_current(home):
+    record = ("from inference_wall import records; records.Draft.open('part_1', 'gpu', 'default', {'rig': 'gpu'})"
+              ".finish({'post': 'part_1', 'rig': {'name': 'gpu'}}, {})")
+    write(home, record)
+    regenerate.execute("part_1", {"rig": "cpu"})
+    assert records.record_folders("part_1") and regenerate.is_current("part_1", [])
+
+
+def test_two_kernels_at_once_do_not_meet():
+    assert len({regenerate._LocalKernel().ip for _ in range(8)}) == 8

@@ -55,7 +55,7 @@ def test_every_rig_file_loads_and_has_what_the_instrument_reads():
         assert rig.name == name
         if rig.kind == "published":
             continue
-        assert rig.model["served_name"] and {"embedded", "path", "hub"} & set(rig.model)
+        assert rig.model["served_name"] and {"embedded", "shape", "path", "hub"} & set(rig.model)
         assert "trust-remote-code" not in rig.engine.get("flags", {})
         for post in rigs.protocol_names():
             settings = plans.settings(rig, post, {})

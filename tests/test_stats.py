@@ -440,6 +440,20 @@ def test_requests_sent_as_a_step_ends_are_invisible_through_the_long_step_after_
 
 
 
+def test_a_burst_is_judged_once_the_front_end_has_passed_it_on():
+    """A fast engine on a slow front end: for a while the gauges do not know of most of the prompts that were sent."""
+    requests, chunks, metrics = simulate(math.inf, n=900, seats=64)
+    in_flight = metrics["running"] + metrics["waiting"]
+    passed_on = np.clip((metrics["time"].to_numpy(float) * stats.UNIT_S - 1) / 1.0, 0, 1)  # one second for the whole burst
+    hidden = metrics.assign(waiting=np.maximum(in_flight * passed_on - metrics["running"], 0), running=metrics["running"] * (passed_on > 0.2))
+    law = check((requests, chunks, hidden), math.inf)["checks"]["littles_law"]
+    assert law["ok"] is True and "front end" in law["note"], law
+    lost = check((requests, chunks, metrics.assign(waiting=metrics["waiting"] / 2)), math.inf)["checks"]["littles_law"]
+    assert lost["ok"] is False, lost
+    never = check((requests, chunks, metrics.assign(waiting=0.0, running=1.0)), math.inf)["checks"]["littles_law"]
+    assert never["ok"] is False, never
+
+
 @pytest.mark.parametrize("stretch", [0.7, 1.3])
 @pytest.mark.parametrize("rate", [4.0, 16.0])
 def test_a_client_clock_that_runs_wrong_breaks_littles_law(rate, stretch):

@@ -1,8 +1,8 @@
 """The Sphinx extension of the book.
 
 What:   adds the ``{num}`` role, the book's style and scripts, and four small rules for pages: code cells fold away,
-        parameter cells vanish, maths is refused (nothing here draws it offline), and pages that left the table of
-        contents leave the site too.
+        parameter cells vanish, maths is refused (nothing here draws it offline), and pages that left the book leave the
+        site too. `switch` adds the pages of a post for other rigs.
 Why:    the book must read like a book, draw without a network, and fail to build rather than show something stale.
 Use:    `_config.yml` lists `inference_wall.site` under `sphinx: extra_extensions`; `inference_wall.site.build` runs it.
 Not:    the notebook outputs, which myst-nb asks `mime.FigureRenderer` to draw through its entry point.
@@ -19,6 +19,7 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.util import logging
 
+from inference_wall.site import switch
 from inference_wall.site.numbers import NumberRole
 
 HERE = Path(__file__).parent
@@ -46,6 +47,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("source-read", _fold_code)
     app.connect("doctree-read", _refuse_maths)
     app.connect("html-page-context", _name_folds)
+    switch.setup(app)
     app.connect("build-finished", _drop_old_pages)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 

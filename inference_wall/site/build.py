@@ -13,12 +13,14 @@ Not:    measuring (`wall run`), drawing (`mime`, `static/wall.js`), the role tha
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,9 @@ import yaml
 from inference_wall import records
 from inference_wall.errors import WallError
 from inference_wall.rigs import root as repository
-from inference_wall.site import mime, provenance
+from inference_wall.site import mime, provenance, rig_tables, switch
 
-NUMBERS = "build/numbers.json"
+NUMBERS, RIGS = "build/numbers.json", "build/rigs.json"
 PROVENANCE = "build/pages/provenance.md"
 EXECUTED = "build/executed/"
 SHOWN_WARNINGS = 5
@@ -47,7 +49,7 @@ def build(
 ) -> Path:
     """Build the book below `root` (the repository) into `out`/html (default `root`/_build/html) and return that folder.
 
-    `rig`: whose records the posts show. `committed_only`: no record of this machine may be on a page. `again`: execute
+    `rig`: whose records the posts show by default. `committed_only`: no record of this machine may be on a page. `again`: execute
     every post anew. `numbers` replaces executing posts and reading records (tests). Raises WallError: a page that is
     not there, no record for a post, a figure that the bundle cannot draw, a number of an unknown run, or what Sphinx
     warns of.
@@ -72,21 +74,57 @@ def build(
 
 
 def _execute_posts(names: list[str], rig: str, committed_only: bool, again: bool, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
-    """Execute what is stale, from records alone, and return all named numbers of the records that the pages show."""
-    # Here, because executing needs papermill and a kernel, and building a book that is executed already does not.
-    from inference_wall import headline, post, regenerate, rigs
+    """Execute what is stale, from records alone, and return all named numbers of the records that the pages show.
 
-    shown = {}
-    for name in (name.removeprefix(EXECUTED) for name in names if name.startswith(EXECUTED)):
-        if name in rigs.protocol_names():
-            found = shown[name] = post.recorded(name, rig, committed_only)
-            runs, chosen = [run.name for run in found], found.rig
-        else:  # a page that measures nothing of its own
-            runs, chosen = [], rig
-        if again or not regenerate.is_current(name, runs):
-            say(f"executing {name}" + (f" from {', '.join(runs)}" if runs else ""))
-            regenerate.execute(name, {"rig": chosen, "mode": "recorded"}, committed_only=committed_only)
+    Each post has a page for each rig with records; which they are goes to `build/rigs.json` (see `switch`) and into the tables of `book/rigs.md`.
+    """
+    # Here, because executing needs papermill and a kernel, and building a book that is executed already does not.
+    from inference_wall import evidence, headline, post, regenerate, rigs
+
+    wanted = [name.removeprefix(EXECUTED) for name in names if name.startswith(EXECUTED)]
+    posts = [name for name in wanted if name in rigs.protocol_names()]
+    shown = {name: post.recorded(name, rig, committed_only) for name in posts}
+    sets = {name: {shown[name].rig: shown[name]} | evidence.sets(name, committed_only) for name in posts}
+    # A page that measures nothing of its own draws from the rig that the first post shows.
+    jobs = [{"post": name, "page": name, "rig": shown[posts[0]].rig if posts else rig, "runs": []} for name in wanted if name not in posts]
+    jobs += [{"post": name, "page": evidence.page_of(name, each.rig, shown[name].rig), "rig": each.rig, "runs": [run.name for run in each]}
+             for name in posts for each in sets[name].values()]
+    stale = [job for job in jobs if again or not regenerate.is_current(
+        job["post"], job["runs"], page=job["page"], rig=None if job["runs"] else job["rig"], committed_only=committed_only)]
+    for job in stale:
+        say(f"executing {job['page']}" + (f" from {', '.join(job['runs'])}" if job["runs"] else ""))
+    _execute(stale, committed_only)
+    pages = {name: [{"rig": each.rig, "title": each.first.document["rig"].get("title") or each.rig, "local": any(run.is_local for run in each),
+                     "page": evidence.page_of(name, each.rig, shown[name].rig)} for each in sets[name].values()] for name in posts}
+    _drop_pages({job["page"] for job in jobs}, regenerate.executed("part_0").parent)
+    _write_if_changed(rigs.root() / RIGS, json.dumps(pages, indent=1, ensure_ascii=False) + "\n")
+    rig_tables.write(rigs.root(), {name: rigs.load_protocol(name).title for name in posts}, pages)
     return headline.collect(shown, committed_only)
+
+
+def _execute(jobs: list[dict[str, Any]], committed_only: bool) -> None:
+    """Execute pages, two at a time: a kernel mostly waits for its own start. Each in a process, since they differ in their environment."""
+    with ProcessPoolExecutor(max(1, min(2, len(jobs))), mp_context=multiprocessing.get_context("spawn")) as workers:
+        waiting = [workers.submit(_execute_one, job, committed_only) for job in jobs]
+        try:
+            for each in waiting:
+                each.result()
+        finally:
+            for each in waiting:
+                each.cancel()
+
+
+def _execute_one(job: dict[str, Any], committed_only: bool) -> None:
+    from inference_wall import regenerate
+
+    regenerate.execute(job["post"], {"rig": job["rig"], "mode": "recorded"}, committed_only=committed_only, page=job["page"])
+
+
+def _drop_pages(wanted: set[str], folder: Path) -> None:
+    """Remove executed pages of rigs that no longer have records, or that are shown by default now."""
+    for path in folder.glob("part_*-*"):
+        if path.name.partition(".")[0] not in wanted:
+            path.unlink()
 
 
 def check_notebook(path: Path) -> None:
@@ -125,9 +163,10 @@ def _names(root: Path) -> list[str]:
 
 
 def _pages(root: Path) -> list[Path]:
-    """The files of the table of contents, each of which must be there."""
-    pages = []
-    for name in _names(root):
+    """The files of the table of contents and the posts' pages for other rigs, each of which must be there."""
+    pages, names = [], _names(root)
+    others = (f"{EXECUTED}{each['page']}" for rows in switch.pages(root, RIGS).values() for each in rows)
+    for name in [*names, *(other for other in others if other not in names)]:
         there = [path for path in (root / f"{name}{suffix}" for suffix in (".md", ".ipynb")) if path.is_file()]
         if not there:
             missing = f"the page {name} of _toc.yml is not there"

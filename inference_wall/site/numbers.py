@@ -22,6 +22,8 @@ from docutils import nodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
+from inference_wall.evidence import parse_page
+
 NOT_MEASURED = "not measured"
 PUBLISHED_ANCHOR = "published-figures-files"
 SOURCES = {
@@ -43,6 +45,7 @@ class NumberRole(SphinxRole):
         self.env.note_dependency(str(path))
         key, spec, with_unit = parse(self.text)
         numbers = load(path, path.stat().st_mtime_ns if path.exists() else 0)
+        key = on_page(key, self.env.docname)
         entry = numbers.get(key)
         if entry is None:
             return [self._problem(f"no number is called '{key}'{_nearest(key, numbers)}")], []
@@ -77,6 +80,12 @@ def parse(text: str) -> tuple[str, str, bool]:
     with_unit = text.endswith(" unit")
     key, _, spec = text.removesuffix(" unit").partition(":")
     return key.strip(), spec.strip(), with_unit
+
+
+def on_page(key: str, docname: str) -> str:
+    """The key as that page means it: on the page of a post for another rig, the post's numbers "here" are those of that rig."""
+    found = parse_page(docname)
+    return key.replace(f"{found[0]}.here.", f"{found[0]}.{found[1]}.", 1) if found and key.startswith(f"{found[0]}.here.") else key
 
 
 def show(entry: dict, spec: str, with_unit: bool) -> str:

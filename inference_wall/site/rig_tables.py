@@ -1,0 +1,62 @@
+"""The two tables of the page of rigs, as Markdown that names numbers.
+
+What:   `write` makes `build/pages/rigs/headlines.md` (rig x headline of each post, beside the published figure) and `minutes.md` (where the
+        minutes of each rig went), which `book/rigs.md` includes.
+Why:    which rigs have records is known only when the site is built; the words around the tables are prose and stand in the book.
+Use:    called by `inference_wall.site.build`.
+Not:    the numbers themselves (`headline`, `minutes`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from inference_wall import evidence
+
+FOLDER = "build/pages/rigs"
+TO_PAGES = "../build/executed/"  # from book/rigs.md
+MINUTES = (("kind", "Minutes of a"), ("starts", "Server starts"), ("span_min:,.1f", "All, min"),
+           ("start_min:,.1f", "Starts, min"), ("load_min:,.1f", "Load, min"),
+           ("warm_min:,.1f", "of it warm-up, min"), ("idle_min:,.1f", "Rest, min"), ("plain_starts", "Plain way: server starts"),
+           ("plain_min:,.1f", "Plain way: all, min"), ("plain_import_min:,.1f", "of it imports, min"), ("plain_over_span:.2f", "Plain way / all"))
+
+
+def write(root: Path, titles: dict[str, str], pages: dict[str, list[dict[str, Any]]]) -> None:
+    """Write both files below `root`, only when they change. `titles`: of the posts, in order; `pages`: as in `build/rigs.json`."""
+    for name, text in (("headlines", headlines(titles, pages)), ("minutes", minutes(pages))):
+        path = root / FOLDER / f"{name}.md"
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+
+
+def headlines(titles: dict[str, str], pages: dict[str, list[dict[str, Any]]]) -> str:
+    """One row a post and rig, under it the published figure."""
+    rows = [("Part", "Rig", "Headline", "Shape")]
+    for post, title in titles.items():
+        head = f"{post.removeprefix('part_')}. {title}"
+        for each in pages.get(post, []):
+            stem = f"{post}.{each['rig']}"
+            rows.append((head, f"[{each['rig']}]({TO_PAGES}{each['page']}.ipynb)", _number(f"{stem}.headline"), _number(f"{stem}.shape")))
+            head = ""
+        if post in pages:
+            rows.append((head, "a10g {bdg-warning-line}`published`", _number(f"{post}.here.headline_published"), ""))
+    return _table(rows)
+
+
+def minutes(pages: dict[str, list[dict[str, Any]]]) -> str:
+    """One column a rig that has records, in the order of prominence; one row a quantity. A phone has room for few columns."""
+    rigs = evidence.in_order({each["rig"] for rows in pages.values() for each in rows})
+    parts = {rig: [post.removeprefix("part_") for post, rows in pages.items() if rig in [each["rig"] for each in rows]] for rig in rigs}
+    return _table([("Quantity", *rigs), ("Parts", *(", ".join(parts[rig]) for rig in rigs)),
+                   *((head, *(_number(f"rigs.{rig}.{name}") for rig in rigs)) for name, head in MINUTES)])
+
+
+def _number(key: str) -> str:
+    return f"{{num}}`{key}`"
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    head, *body = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([head, "|" + " --- |" * len(rows[0]), *body]) + "\n"
