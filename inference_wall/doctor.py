@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from inference_wall import engines, hardware, rigs, server, weights
+from inference_wall import engines, hardware, rigs, server, shapes, weights
 from inference_wall.errors import WallError
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -145,6 +145,12 @@ def _model(rig: rigs.Rig) -> Iterator[Finding]:
         try:
             weights.gguf_path(name)
             yield Finding("model", OK, f"{name} will be unpacked at the first run (seconds)")
+        except WallError as problem:
+            yield Finding("model", FAIL, problem.message, problem.remedy)
+    elif name := rig.model.get("shape"):
+        try:
+            shapes.shape(name)
+            yield Finding("model", OK, f"the shape {name} is made at the first run (seconds); its weights are random")
         except WallError as problem:
             yield Finding("model", FAIL, problem.message, problem.remedy)
     elif path := rig.model.get("path"):

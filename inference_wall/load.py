@@ -37,6 +37,9 @@ BACKEND = "openai"
 STREAM_OPTIONS = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
+_FIRST: dict[str, float] = {}  # what the first client of this process took
+
+
 @dataclass
 class LoadResult:
     """What one point gave. Times in the frames are int64 in 10 us since `clock_zero` (`time.perf_counter` seconds)."""
@@ -63,6 +66,7 @@ class BenchServe:
     """vLLM's serving benchmark, imported once (10 to 30 s), then run point by point (about 0.1 s of overhead each)."""
 
     def __init__(self, base_url: str, tokenizer: str, served_name: str, clock_zero: float):
+        begin = time.perf_counter()
         try:
             from vllm.benchmarks import serve
             from vllm.benchmarks.lib import endpoint_request_func as client
@@ -75,6 +79,8 @@ class BenchServe:
         serve.add_cli_args(self._parser)
         self._messages: contextvars.ContextVar[list | None] = contextvars.ContextVar("messages", default=None)
         self._load_tokenizer_once()
+        # Of the first client of a process: the others find the modules loaded.
+        self.import_s = _FIRST.setdefault("import_s", round(time.perf_counter() - begin, 2))
 
     def _load_tokenizer_once(self) -> None:
         """Every point asks for the same tokenizer: load it the first time only (0.3 to 3 s a point otherwise)."""

@@ -167,6 +167,7 @@ class _Batch:
         try:
             with server:
                 clients = loading.result()
+                start["client_import_s"] = clients["bench"].import_s
                 start["server"] = server.facts
                 self.report("server", state="ready", seconds=server.facts.get("ready_s"), said=server.facts.get("said", {}))
                 with Watcher(server.base_url, first.engine, CLOCK_ZERO, _sampled_gpu(first)) as watcher:

@@ -106,6 +106,8 @@ def load_rig(name: str) -> Rig:
             raise WallError(f"rig {name} has no {key!r}", f"add it to {path}")
     if data["kind"] not in KINDS:
         raise _unknown("kind of rig", str(data["kind"]), list(KINDS))
+    if "shape" in data.get("model", {}):
+        data["model"]["weights"] = "random"  # there are no others, so `auto` never picks such a rig
     fields = {key: data[key] for key in ("name", "title", "kind", "note", "match", "model", "engine") if key in data}
     return Rig(**fields, posts={key: value for key, value in data.items() if key.startswith("part_")})
 

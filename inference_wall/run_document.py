@@ -35,6 +35,7 @@ def run_document(job: jobs.Job, draft: records.Draft, starts: list[dict[str, Any
         "model": job.model | {"config_digest": job.identity["model_config"], "config": _config(job.folder), **_weights(job.folder, job.model)},
         "engine": {"name": "vLLM", "version": job.engine.version, "table_exact": engine(job.engine.version).exact}, "flags": job.flags,
         "settings": jobs.strict(job.settings), "ceiling_req_s": jobs.ceiling(points),
+        "client_import_s": max((start["client_import_s"] for start in starts if start.get("client_import_s")), default=None),
         "starts": scrub(starts), "units": {"time": "10 us on the run's clock"},
         "percentile_rule": stats.RULE,
         "validity": {"points": len(points), "invalid": invalid},

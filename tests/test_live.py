@@ -177,6 +177,7 @@ def test_every_arm_has_a_whole_record_whose_counts_agree_with_the_server(story, 
     assert not found.missing and all("kernel" in reason for reason in found.refused.values()), found.refused
     for run in found.testable.values():
         assert run.points and run.document["starts"][-1]["server"]["ready_s"] > 0
+        assert run.document["client_import_s"] > 1 and run.document["starts"][-1]["server"]["compiled"]["after"]
         for point in run.points:
             checks = point["validity"]["checks"]
             for exact in ("conservation", "output_length", "stream_tokens", "output_tokens", "time_order", "prefix_cache"):

@@ -51,6 +51,7 @@ class Watcher:
 class Client:
     """One request of two tokens a point. Stops the run, as a kill would, before the point numbered `stop_at`."""
 
+    import_s = 1.5
     stop_at = None
     ran: ClassVar[list] = []
 

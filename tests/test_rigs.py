@@ -57,7 +57,8 @@ def test_every_rig_file_loads_and_has_what_the_instrument_reads():
             continue
         assert rig.model["served_name"] and {"embedded", "shape", "path", "hub"} & set(rig.model)
         assert "trust-remote-code" not in rig.engine.get("flags", {})
-        for post in rigs.protocol_names():
+        assert {"part_1", "part_2", "part_3"} <= set(rig.posts) <= set(rigs.protocol_names())
+        for post in rig.posts:
             settings = plans.settings(rig, post, {})
             flags = {**rig.engine["flags"], **settings.get("flags", {})}
             arms = plans.arms(post, settings, flags)

@@ -1,7 +1,7 @@
-"""The two tables of the page of rigs, as Markdown that names numbers.
+"""The tables of the page of rigs, as Markdown.
 
-What:   `write` makes `build/pages/rigs/headlines.md` (rig x headline of each post, beside the published figure) and `minutes.md` (where the
-        minutes of each rig went), which `book/rigs.md` includes.
+What:   `write` makes `build/pages/rigs/headlines.md` (rig x headline of each post, beside the published figure), `minutes.md` (where the
+        minutes of each rig went) and `starts.md` (what each server start of a GPU rig took), which `book/rigs.md` includes.
 Why:    which rigs have records is known only when the site is built; the words around the tables are prose and stand in the book.
 Use:    called by `inference_wall.site.build`.
 Not:    the numbers themselves (`headline`, `minutes`).
@@ -12,7 +12,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from inference_wall import evidence
+import pandas as pd
+
+from inference_wall import arms, evidence, starts
 
 FOLDER = "build/pages/rigs"
 TO_PAGES = "../build/executed/"  # from book/rigs.md
@@ -23,8 +25,8 @@ MINUTES = (("kind", "Minutes of a"), ("starts", "Server starts"), ("span_min:,.1
 
 
 def write(root: Path, titles: dict[str, str], pages: dict[str, list[dict[str, Any]]]) -> None:
-    """Write both files below `root`, only when they change. `titles`: of the posts, in order; `pages`: as in `build/rigs.json`."""
-    for name, text in (("headlines", headlines(titles, pages)), ("minutes", minutes(pages))):
+    """Write the files below `root`, only when they change. `titles`: of the posts, in order; `pages`: as in `build/rigs.json`."""
+    for name, text in (("headlines", headlines(titles, pages)), ("minutes", minutes(pages)), ("starts", server_starts(pages))):
         path = root / FOLDER / f"{name}.md"
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,6 +53,22 @@ def minutes(pages: dict[str, list[dict[str, Any]]]) -> str:
     parts = {rig: [post.removeprefix("part_") for post, rows in pages.items() if rig in [each["rig"] for each in rows]] for rig in rigs}
     return _table([("Quantity", *rigs), ("Parts", *(", ".join(parts[rig]) for rig in rigs)),
                    *((head, *(_number(f"rigs.{rig}.{name}") for rig in rigs)) for name, head in MINUTES)])
+
+
+def server_starts(pages: dict[str, list[dict[str, Any]]]) -> str:
+    """One row a server start of every rig whose records know the state of the compile caches."""
+    rows = [("Rig", "Server for", "Caches", "First answer, s", "Before the engine, s", "Compile, s", "Profile run, s", "Graphs, s", "New kernels")]
+    for rig in evidence.in_order({each["rig"] for found in pages.values() for each in found}):
+        sets = [arms.newest(post, rig) for post in pages]
+        found = starts.table(run for each in sets if each is not None for run in each)
+        rows += [(rig, each.arms, each.state, f"{each.ready_s:,.0f}", _seconds(each.before_engine_s),
+                  *(_seconds(getattr(each, phase)) for phase in starts.PHASES), f"{each.new_kernels:.0f}")
+                 for each in found.itertuples() if pd.notna(each.state)]
+    return _table(rows) if len(rows) > 1 else "No record here knows what its server's compile caches held.\n"
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if pd.isna(value) else f"{value:,.1f}"
 
 
 def _number(key: str) -> str:
