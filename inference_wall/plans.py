@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .errors import WallError
+from .percentiles import needed
 from .rigs import Rig, parse_rates
 
 # Parameters that every post has; the others are knobs of the post and replace a setting of the rig of the same name.
@@ -234,7 +235,7 @@ def _sweep(plan: _Plan, chosen: dict[str, Any], ceiling_req_s: float | None) -> 
     for repeat in range(chosen["repeats"]):
         # Far below the wall repeats tell nothing new, and a low rate takes the longest.
         for rate in (rates if repeat == 0 else [rate for rate in rates if rate >= chosen.get("repeat_from", 0)]):
-            plan.add("measured", "sweep", "bench", prompts=chosen["num_prompts"], repeat=repeat, request_rate=_finite(rate), **lengths)
+            plan.add("measured", "sweep", "bench", prompts=_sweep_prompts(chosen, rate), repeat=repeat, request_rate=_finite(rate), **lengths)
     if chosen["trace"]:
         # Some answers under way, then two more prompts of the same length: what a step does when somebody arrives.
         _victims(plan, "trace", "arrivals", victims=4, rounds=1, injected=2, injected_len=chosen["input_len"], injected_output_len=4,
@@ -245,9 +246,16 @@ def refinement_point(chosen: dict[str, Any], values: dict[str, Any], arm: Arm, i
     """One more measured point of a sweep, at a rate that follows from the finished ones."""
     plan = _Plan(arm, values.get("scale") or 1.0)
     plan.points = [None] * index
-    plan.add("measured", "sweep", "bench", prompts=chosen["num_prompts"], repeat=repeat, request_rate=rate, input_len=chosen["input_len"],
+    plan.add("measured", "sweep", "bench", prompts=_sweep_prompts(chosen, rate), repeat=repeat, request_rate=rate, input_len=chosen["input_len"],
              output_len=chosen["output_len"])
     return plan.points[-1]
+
+
+def _sweep_prompts(chosen: dict[str, Any], rate: float) -> int:
+    """`num_prompts`, or what arrives in `point_s` seconds where that is less, but never fewer than the SLO's percentile can bear."""
+    if not chosen.get("point_s") or math.isinf(rate):
+        return chosen["num_prompts"]
+    return min(chosen["num_prompts"], max(needed(chosen["slo"]["ttft_percentile"]), math.ceil(rate * chosen["point_s"])))
 
 
 def _freeze(plan: _Plan, chosen: dict[str, Any], _: float | None) -> None:

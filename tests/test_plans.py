@@ -102,3 +102,19 @@ def test_what_no_server_could_show_is_refused_before_anything_starts(post, value
     with pytest.raises(WallError, match=said) as caught:
         arms(post, values)
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(("rate", "prompts"), [(4, 299), (6, 360), (8, 480), (11, 500), (math.inf, 500)])
+def test_a_point_of_the_sweep_lasts_as_long_as_asked_and_bears_its_percentile(rate, prompts):
+    chosen = {"num_prompts": 500, "point_s": 60, "slo": {"ttft_percentile": 99}}
+    assert plans._sweep_prompts(chosen, rate) == prompts
+    assert plans._sweep_prompts({**chosen, "point_s": None}, rate) == 500
+
+
+def test_rates_below_the_mark_are_measured_once():
+    rig = rigs.load_rig("h200-27b")
+    settings = plans.settings(rig, "part_1", {})
+    (arm,) = plans.arms("part_1", settings, {})
+    measured = [point for point in plans.points("part_1", settings, {}, arm) if point.pass_name == "measured"]
+    counts = {rate: sum(point.request_rate == rate for point in measured) for rate in (4, 6, None)}
+    assert counts == {4: 1, 6: settings["repeats"], None: settings["repeats"]}

@@ -1,7 +1,8 @@
 """The tables of the page of rigs, as Markdown.
 
 What:   `write` makes `build/pages/rigs/headlines.md` (rig x headline of each post, beside the published figure), `minutes.md` (where the
-        minutes of each rig went) and `starts.md` (what each server start of a GPU rig took), which `book/rigs.md` includes.
+        minutes of each rig went), `starts.md` (what each server start of a GPU rig took) and `sizes.md` (megabytes of records and traces), which
+        `book/rigs.md` includes.
 Why:    which rigs have records is known only when the site is built; the words around the tables are prose and stand in the book.
 Use:    called by `inference_wall.site.build`.
 Not:    the numbers themselves (`headline`, `minutes`).
@@ -9,12 +10,13 @@ Not:    the numbers themselves (`headline`, `minutes`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from inference_wall import arms, evidence, starts
+from inference_wall import arms, evidence, records, starts
 
 FOLDER = "build/pages/rigs"
 TO_PAGES = "../build/executed/"  # from book/rigs.md
@@ -26,7 +28,8 @@ MINUTES = (("kind", "Minutes of a"), ("starts", "Server starts"), ("span_min:,.1
 
 def write(root: Path, titles: dict[str, str], pages: dict[str, list[dict[str, Any]]]) -> None:
     """Write the files below `root`, only when they change. `titles`: of the posts, in order; `pages`: as in `build/rigs.json`."""
-    for name, text in (("headlines", headlines(titles, pages)), ("minutes", minutes(pages)), ("starts", server_starts(pages))):
+    for name, text in (("headlines", headlines(titles, pages)), ("minutes", minutes(pages)), ("starts", server_starts(pages)),
+                       ("sizes", sizes(pages))):
         path = root / FOLDER / f"{name}.md"
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,6 +68,25 @@ def server_starts(pages: dict[str, list[dict[str, Any]]]) -> str:
                   *(_seconds(getattr(each, phase)) for phase in starts.PHASES), f"{each.new_kernels:.0f}")
                  for each in found.itertuples() if pd.notna(each.state)]
     return _table(rows) if len(rows) > 1 else "No record here knows what its server's compile caches held.\n"
+
+
+def sizes(pages: dict[str, list[dict[str, Any]]]) -> str:
+    """One row a rig: its records and the profiler's traces in them, in megabytes (1e6 bytes); under it all of `benchmarks/` but local records."""
+    rows = [("Rig", "Records", "MB", "Traces", "MB of traces", "Largest trace, kB")]
+    for rig in evidence.in_order({each["rig"] for found in pages.values() for each in found}):
+        folders = [folder for post in pages for folder in records.record_folders(post, rig)]
+        files = [path for folder in folders for path in folder.iterdir()]
+        traces = [path.stat().st_size for path in files if path.name.startswith("trace-")]
+        rows.append((rig, str(len(folders)), _megabytes(path.stat().st_size for path in files), str(len(traces)), _megabytes(traces),
+                     f"{max(traces) / 1e3:,.0f}" if traces else "–"))
+    local = records.benchmarks() / "local"
+    rows.append(("all of `benchmarks/`", "", _megabytes(path.stat().st_size for path in records.benchmarks().rglob("*")
+                                                         if path.is_file() and not path.is_relative_to(local)), "", "", ""))
+    return _table(rows)
+
+
+def _megabytes(counts: Iterable[int]) -> str:
+    return f"{sum(counts) / 1e6:,.1f}"
 
 
 def _seconds(value: float | None) -> str:
