@@ -29,7 +29,7 @@ class _Commands(click.Group):
         except ModuleNotFoundError as problem:
             if (problem.name or "").startswith("inference_wall"):
                 raise
-            click.echo(f"error: this environment has no {problem.name}\nremedy: make setup; where nothing can be installed, measure with "
+            click.echo(f"error: this environment has no {problem.name}\nremedy: `make site` sets it up; where nothing can be installed, measure with "
                        "`wall run --records-only` and make the pages elsewhere", err=True)
             sys.exit(1)
         except KeyboardInterrupt:

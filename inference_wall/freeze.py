@@ -33,6 +33,7 @@ from .percentiles import percentile, summarise
 from .samples import UNIT_S, ticks
 
 HURT = 3.0  # a token is hurt when its gap is longer than this many calm medians
+MANY = 10  # rounds a side from which medians are compared, where single rounds overlap
 LOADS = ("light", "heavy")
 PLACES = ("calm", "unclear", "tail", "window")  # the later wins where two apply
 
@@ -385,8 +386,23 @@ def roles(cases: Cases, load: str) -> dict[str, Case]:
 
 
 def apart(mine: list[float], other: list[float]) -> int | None:
-    """Two samples, one value a round: 1 where every value of `mine` lies above every value of `other`, -1 where every one lies below, 0 where
-    the ranges overlap. Null where a side has fewer than two rounds: one value has no range."""
+    """Two samples, one value a round: 1 where `mine` lies above `other`, -1 where below, 0 where that is not shown. Null where a side has fewer
+    than two rounds: one value has no range.
+
+    Few rounds: every value must lie above every other. From `MANY` rounds a side on, it is also enough that the 95 % intervals of the two medians
+    (binomial order statistics, `percentiles`) do not overlap: with more rounds the extremes only ever meet more easily.
+    """
     if min(len(mine), len(other)) < 2:
         return None
-    return int(min(mine) > max(other)) - int(max(mine) < min(other))
+    way = int(min(mine) > max(other)) - int(max(mine) < min(other))
+    if way or min(len(mine), len(other)) < MANY:
+        return way
+    (low, high), (other_low, other_high) = (summarise(np.array(values) / 1e3)["intervals"]["p50"] for values in (mine, other))
+    if None in (low, high, other_low, other_high):
+        return 0
+    return int(low > other_high) - int(high < other_low)
+
+
+def disjoint(mine: list[float], other: list[float]) -> bool:
+    """Whether every value of one side lies above every value of the other."""
+    return min(mine) > max(other) or max(mine) < min(other)

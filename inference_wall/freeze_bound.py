@@ -3,13 +3,16 @@
 What:   `expectation` reads the cost of a prompt token where it has nothing to do with the stalls that it is to predict; `prefill_cost` draws a
         line through all stalls; `ratios` holds what was measured against what was expected.
 Why:    where a prompt fits one step, its own wait is the victims' stall. A stall that is "predicted" from that wait agrees with itself.
-Use:    expected, why = expectation(cases); expected.stall_ms(cases["unchunked", "light"]); ratios(cases, expected)
+Use:    expected, why = expectation(cases); expected.stall_ms(cases["unchunked", "light"]); ratios(cases, expected); floor(cases)
 Not:    windows and gaps (`freeze`), the table of it (`freeze_tables`), the sentences (`freeze_words`).
 
 The rule. A step lasts as long as an ordinary step and as its prompt tokens take: stall(k) = calm median + k x cost. The cost is read from the
 long prompts' own wait on the server with the smallest step budget, where it is spread over the most steps:
 cost = (time until a round's prompts were read - steps x calm median) / prompt tokens of the round. A stall in a step with as many prompt tokens
 as that server's is no test of it, on whatever server or load.
+
+The rule leaves out what a step that reads costs however little it reads. Where that is most of the smallest step, it is taken for the price of
+tokens, and the rule expects far too much of large steps. `floor` says so, from the line through all stalls.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ import numpy as np
 from . import freeze
 from .freeze import Case, Cases
 
+FLOOR = 0.5  # share of the smallest step's stall that does not depend on tokens, from which it is called a floor
+ABOVE = 2.0  # ... and how many ordinary steps it must last at least, else it is one
 CLOSE = 0.2  # a stall is close to what was expected when it differs by no more than this share
 
 
@@ -95,3 +100,18 @@ def prefill_cost(cases: Iterable[Case] | Cases) -> dict[str, Any]:
     if slope <= 0:
         return empty | {"reason": "the stall does not grow with the tokens of a step here"}
     return {"fixed_ms": float(fixed), "ms_per_token": float(slope), "tok_s": float(1e3 / slope), "n": len(known), "reason": ""}
+
+
+def floor(cases: Cases) -> dict[str, Any] | None:
+    """{"fixed_ms", "ms_per_token", "tokens", "share"}: what a step that reads costs however little it reads, by the line of `prefill_cost`, and its
+    share of the stall at the smallest measured step (`tokens`). Null where there is no line, or where the fixed part is not most of that stall or
+    not clearly more than an ordinary step."""
+    line = prefill_cost(cases)
+    known = [case for case in cases.values() if case.usable and case.step_tokens and case.populations["calm"]["p50_ms"]]
+    if line["ms_per_token"] is None or not known:
+        return None
+    smallest = min(known, key=lambda case: case.step_tokens)
+    whole = line["fixed_ms"] + smallest.step_tokens * line["ms_per_token"]
+    if line["fixed_ms"] < FLOOR * whole or line["fixed_ms"] < ABOVE * smallest.populations["calm"]["p50_ms"]:
+        return None
+    return {"fixed_ms": line["fixed_ms"], "ms_per_token": line["ms_per_token"], "tokens": smallest.step_tokens, "share": line["fixed_ms"] / whole}

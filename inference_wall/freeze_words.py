@@ -3,7 +3,8 @@
 What:   each function gives one paragraph or list of Markdown, from the cases of `freeze.read`, that stays true however the measurement came out.
 Why:    prose that is typed claims its result before anybody measured it: also where an arm is refused, or where two ranges overlap.
 Use:    display(Markdown(stall_sentence(arms, cases))); display(Markdown(takeaways(arms, cases)))
-Not:    named numbers and the verdict (`part_2`), the line and the expectation themselves (`freeze_bound`), tables (`freeze_tables`).
+Not:    named numbers and the verdict (`part_2`), the line and the expectation themselves (`freeze_bound`), what a step costs however little
+        it reads, and the traces (`freeze_floor`), tables (`freeze_tables`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from itertools import pairwise
 from typing import Any
 
-from . import freeze, freeze_bound
+from . import freeze, freeze_bound, freeze_floor
 from .chart import digits
 from .freeze import Case, Cases
 from .freeze_bound import CLOSE
@@ -75,7 +76,8 @@ def _division(cases: Cases) -> tuple[str, str]:
     if all(abs(ratio - 1) <= CLOSE for _, ratio in found):
         return "**A stall is close to a division.**", (
             f"{places}, the typical worst stall was {between} from the cost of a prompt token on one server.")
-    return "**A stall is more than this division here.**", (
+    way = {(True, False): "less", (False, True): "more"}.get((low[1] < 1 - CLOSE, high[1] > 1 + CLOSE), "something else")
+    return f"**A stall is {way} than this division here.**", (
         f"{places}, the typical worst stall was {between}. A step is not an ordinary step plus a fixed price for each prompt token on this machine.")
 
 
@@ -116,11 +118,20 @@ def stall_sentence(arms: Any, cases: Cases) -> str:
         lines.append(
             f"{load.capitalize()} load: the worst stall was {digits(off.worst_ms)} ms without chunking ({_from(off)}) and "
             f"{digits(on.worst_ms)} ms with the smallest budget, {size(on)} ({_from(on)}): " + {
-                1: f"**{ratio:.1f} times as long without chunking**. In every injection it was longer than in any with {size(on)}.",
-                -1: f"**shorter without chunking** ({ratio:.2f} times). In every injection it was shorter than in any with {size(on)}.",
+                1: f"**{ratio:.1f} times as long without chunking**. {_how(off, on, 'longer')}",
+                -1: f"**shorter without chunking** ({ratio:.2f} times). {_how(off, on, 'shorter')}",
                 0: "**no difference is shown**, because the two ranges over the injections overlap.",
                 None: "**no difference is shown**, because one injection a side has no range."}[way])
     return "\n\n".join([*lines, *_twins(cases)])
+
+
+def _how(off: Case, on: Case, which: str) -> str:
+    """Whether each injection says so, or the medians over them."""
+    stalls = [case.populations["worst_by_round_ms"] for case in (off, on)]
+    if freeze.disjoint(*stalls):
+        return f"In every injection it was {which} than in any with {size(on)}."
+    return (f"In a typical injection it was {digits(off.typical_worst_ms)} against {digits(on.typical_worst_ms)} ms: single injections overlap, "
+            "the 95 percent intervals of the two medians do not.")
 
 
 def _from(case: Case) -> str:
@@ -223,7 +234,7 @@ def _pair(values: list[float | None], unit: str, more: str, less: str) -> str:
     off, on = values
     way = moved(off, on)
     return f"{digits(off)} against {digits(on)}{' ' + unit if unit else ''}, {('the same', more, less)[way]}" + (
-        f" ({on / off:.{1 if on > off else 2}f} x)" if off and way else "")
+        f" ({on / off:.{1 if on > 1.1 * off else 2}f} x)" if off and way else "")
 
 
 def wait_sentence(cases: Cases) -> str:
@@ -279,7 +290,11 @@ def dial_sentence(cases: Cases) -> str:
     if not lines:
         return "**The dial cannot be read here:** fewer than two usable budgets have a stall."
     found, (expected, _) = freeze.roles(cases, "light").get("smallest"), freeze_bound.expectation(cases)
-    if found and found.typical_worst_ms and found.populations["calm"]["p50_ms"]:
+    base = freeze_bound.floor(cases)
+    if found and found.typical_worst_ms and base:
+        lines.append(f"\nNo budget gets a stall much below the floor of {digits(base['fixed_ms'])} ms. With {size(found)} the light load's is "
+                     f"{digits(found.typical_worst_ms)} ms: there is next to nothing left to gain, and every further cut makes more steps.")
+    elif found and found.typical_worst_ms and found.populations["calm"]["p50_ms"]:
         calm = found.populations["calm"]["p50_ms"]
         end = (f"\nNo budget gets a stall below an ordinary step, {digits(calm)} ms. With {size(found)} that is "
                f"{100 * calm / found.typical_worst_ms:.0f} percent of the light load's stall.")
@@ -367,15 +382,9 @@ def takeaways(arms: Any, cases: Cases) -> str:
             "High: the other way round." if shorter and pays == 1 else
             "**A low budget shortens the readers' worst pause.** That whoever sent the document waits longer was not shown here." if shorter else
             "**What the budget does to the readers' worst pause was not shown here.**")
-    division, work = _division(cases), _work(arms, cases)
+    division, work, floor = _division(cases), _work(arms, cases), freeze_floor.takeaway(cases)
     return "\n".join(f"- {line}" for line in (
-        " ".join(division), dial,
+        " ".join(division), *([floor] if floor else []), dial,
         f"{' '.join(work)} Look at the worst case, the median while it lasts, tokens hurt and time lost. One alone can be made to say anything.",
         "**Name the population of a percentile.** A p99 over all tokens forgets a stall if you watch for long enough.",
         "**Read what the server says it does.** A flag is a wish."))
-
-
-def traces(arms: Any) -> list[tuple[str, Any]]:
-    """The profiler's traces of the set as (arm, path), in the order of the arms; empty where none was taken."""
-    found = [(arm, run.trace(point["point"])) for arm, run in arms.testable.items() for point in run.points if point["pass"] == "trace"]
-    return [(arm, path) for arm, path in found if path is not None]

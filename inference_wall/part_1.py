@@ -3,18 +3,25 @@
 What:   `numbers(arms)` and `published()` for `headline.collect`; the sentences whose words depend on where the knee is.
 Why:    see `headline`: no number in a sentence is typed by hand.
 Use:    numbers(arms)["knee_low"]; knee_sentence(stats.knee(frame, slo))
-Not:    the published rig's own numbers, which the primer uses too (`published_numbers`); figures (`figures`).
+Not:    the published rig's own numbers, which the primer uses too (`published_numbers`); figures (`figures`); what a prompt costs the others
+        (`reading_steps`); whether the card waits for the host (`launch_bound`).
+
+Several repeats of a load give the median, the lower of two middle ones, as in the table and the figures; `..._range` says where all of them lie.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import pandas as pd
 
-from . import headline, records
+from . import headline, launch_bound, reading_steps, records, trace
 from .arms import ArmSet
+from .chart import by_rate, digits
 from .headline import Book
+from .knee import WHOLE_POINT
 from .published import numbers as published_numbers
 from .records import Run
 from .running_batch import of_point
@@ -70,29 +77,29 @@ def _sweep(book: Book, document: dict[str, Any], frame: pd.DataFrame) -> None:
     book.put("knee_low", low, "req/s", reason=found["status"])
     book.put("knee_high", high, "req/s", reason=found["status"])
 
-    finite = measured[measured["request_rate"] != float("inf")].sort_values("request_rate")
-    flood = measured[measured["request_rate"] == float("inf")]
-    places = {"lightest": finite.iloc[0] if len(finite) else None, "heaviest": finite.iloc[-1] if len(finite) else None,
-              "flood": flood.iloc[0] if len(flood) else None,
-              "at_knee": _at(finite, low), "past_knee": _at(finite, high)}
-    for name, row in places.items():
-        why = f"no valid {name.replace('_', ' ')} point"
+    finite = measured[measured["request_rate"] != math.inf]
+    lightest, heaviest = (finite["request_rate"].min(), finite["request_rate"].max()) if len(finite) else (None, None)
+    for name, rate in {"lightest": lightest, "heaviest": heaviest, "flood": math.inf, "at_knee": low, "past_knee": high}.items():
+        why, rows = f"no valid {name.replace('_', ' ')} point", measured[measured["request_rate"] == rate]
+        row = rows.iloc[0] if len(rows) else None
 
-        def get(column: str, row: Any = row) -> Any:
-            return None if row is None else row[column]
+        def get(column: str, row: Any = row, rows: pd.DataFrame = rows) -> Any:
+            return None if row is None else row[column] if column == "rate_label" else _middle(rows[column])
 
         book.put(f"{name}_rate", get("rate_label"), "req/s", reason=why)
         for latency in ("ttft", "tpot", "itl", "e2e"):
             for statistic in ("p50_ms", "p90_ms", "p99_ms", "max_ms"):
-                book.put(f"{name}_{latency}_{statistic}", get(f"{latency}_{statistic}"), "ms", n=get(f"{latency}_n"),
-                         reason=why if row is None else f"n = {row[f'{latency}_n']:.0f} cannot bear it")
+                reason = why if row is None else f"n = {row[f'{latency}_n']:.0f} cannot bear it"
+                book.put(f"{name}_{latency}_{statistic}", get(f"{latency}_{statistic}"), "ms", n=get(f"{latency}_n"), reason=reason)
+                book.put(f"{name}_{latency}_{statistic[:-3]}_range", _range(rows, f"{latency}_{statistic}", " ms"), reason=reason)
         for column, unit in (("completed", "requests"), ("completed_req_s", "req/s"), ("steady_req_s", "req/s"),
                              ("output_tok_s", "tok/s"), ("steady_output_tok_s", "tok/s"),
                              ("running_mean", "requests"), ("running_max", "requests"), ("waiting_max", "requests"), ("preemptions", "events")):
             book.put(f"{name}_{column}", get(column), unit, reason=why if row is None else "not recorded")
-        batch = None if row is None else of_point(book.run, row.to_dict())
-        book.put(f"{name}_batch_mean", batch and (batch["batch_steady"] or batch["batch_whole"]), "requests",
-                 reason=why if row is None else "a request without a known end")
+        book.put(f"{name}_completed_range", _range(rows, "completed_req_s"), reason=why)
+        batches = [of_point(book.run, each) for each in rows.to_dict("records")]
+        book.put(f"{name}_batch_mean", _middle(pd.Series([each["batch_steady"] or each["batch_whole"] for each in batches], dtype=float)),
+                 "requests", reason=why if row is None else "a request without a known end")
     steady = measured["steady_req_s"].dropna()
     book.put("ceiling_low", float(steady[measured["request_rate"] > (high or float("inf"))].min()) if high else None, "req/s", reason="no knee")
     book.put("ceiling_high", float(steady.max()) if len(steady) else None, "req/s", reason="no steady window")
@@ -109,13 +116,23 @@ def _sweep(book: Book, document: dict[str, Any], frame: pd.DataFrame) -> None:
     book.ratio("tpot_growth", value("flood_tpot_p50_ms"), value("lightest_tpot_p50_ms"))
     book.ratio("finite_tpot_growth", value("heaviest_tpot_p50_ms"), value("lightest_tpot_p50_ms"))
     book.ratio("ttft_growth", value("heaviest_ttft_p50_ms"), value("lightest_ttft_p50_ms"))
-    flood, bound = value("flood_steady_req_s"), value("bound_req_s")
+    flood, bound = value("flood_steady_req_s") or value("flood_completed_req_s"), value("bound_req_s")
     book.put("flood_of_bound_percent", 100 * flood / bound if flood and bound else None, "%", reason="one of its two numbers was not measured")
 
 
-def _at(rows: pd.DataFrame, rate: float | None) -> pd.Series | None:
-    chosen = rows[rows["request_rate"] == rate] if rate is not None else rows.iloc[:0]
-    return chosen.iloc[0] if len(chosen) else None
+def _middle(values: pd.Series) -> Any:
+    """The median of the repeats, the lower of two middle ones; null where none has a value."""
+    known = pd.to_numeric(values).dropna().sort_values()
+    return known.iloc[(len(known) - 1) // 2].item() if len(known) else None
+
+
+def _range(rows: pd.DataFrame, column: str, unit: str = "") -> str | None:
+    """`230 to 254 ms`: the repeats of one load, one value where they agree in what is shown; null where none has a value."""
+    known = pd.to_numeric(rows[column]).dropna()
+    if known.empty:
+        return None
+    low, high = digits(known.min()), digits(known.max())
+    return (low if low == high else f"{low} to {high}") + unit
 
 
 def _verdict(book: Book) -> None:
@@ -155,8 +172,8 @@ def _shape(status: str, waiting: float | None, beat: float | None) -> tuple[str,
 # --- sentences whose words depend on the data ---------------------------------------------------------------------
 
 
-def knee_sentence(found: dict[str, Any]) -> str:
-    """The result of `stats.knee` as Markdown, whichever way it came out."""
+def knee_sentence(found: dict[str, Any], frame: pd.DataFrame | None = None) -> str:
+    """The result of `stats.knee` as Markdown, whichever way it came out; with the sweep's frame also how firm it is over the repeats."""
     low, high = found["bracket"]
     texts = {
         "bracketed": f"**The wall stands between {_rate(low)} and {_rate(high)} requests a second.**",
@@ -167,8 +184,48 @@ def knee_sentence(found: dict[str, Any]) -> str:
                         f"The last load below it that held was {_rate(low)}.",
         "cannot judge": "**No verdict:** no point can bear the percentile of the service level, or none is valid.",
     }
-    notes = [note for note in found["notes"] if note]
-    return texts[found["status"]] + (f" ({'; '.join(notes)}.)" if notes else "")
+    notes = [f"{note[:1].upper()}{note[1:]}." for note in found["notes"] if note and (frame is None or note != WHOLE_POINT)]
+    firm = [] if frame is None else [*_firmness(found, frame), *_whole_points(frame)]
+    return " ".join([texts[found["status"]], *firm, *notes])
+
+
+def _firmness(found: dict[str, Any], frame: pd.DataFrame) -> list[str]:
+    """How much the bracket rests on: why the first load failed, the bracket of each repeat, and that of the wait for a first token alone."""
+    high, said = found["bracket"][1], []
+    if high is not None:
+        said.append(f"At {_rate(high)} the reason was: {next(rate['reason'] for rate in found['rates'] if rate['request_rate'] == high)}.")
+    repeats = sorted(frame.loc[frame["pass"] == "measured", "repeat"].unique())
+    if len(repeats) > 1:
+        # A load that was measured once stands for every repeat.
+        once = frame[frame["pass"] == "measured"].groupby("request_rate")["repeat"].transform("nunique").reindex(frame.index) == 1
+        each = [knee(frame[(frame["repeat"] == repeat) | once], found["slo"]) for repeat in repeats]
+        places = list(dict.fromkeys(_place(one) for one in each))
+        alone = ", ".join(_rate(rate) for rate in sorted(frame.loc[once & (frame["pass"] == "measured"), "request_rate"].unique()))
+        alone = f" ({alone} a second was measured once and counts for each.)" if alone else ""
+        said.append(f"Each of the {len(each)} repeats by itself says the same.{alone}" if len(places) == 1 else
+                    f"The rule takes the worst repeat. Each by itself says: {'; '.join(_place(one) for one in each)}.{alone}")
+    waits = knee(frame, {**found["slo"], "completed_ratio": 0.0})
+    if high is not None and waits["bracket"] != found["bracket"]:
+        said.append(f"By the wait for a first token alone: {_place(waits)}. In between, first tokens come in time, and yet fewer answers are "
+                    "finished than asked for while the load lasts: a queue that grows, or answers that last long beside so short a test.")
+    return said
+
+
+def _place(found: dict[str, Any]) -> str:
+    low, high = found["bracket"]
+    return f"{_rate(low)} to {_rate(high)}" if None not in (low, high) else f"above {_rate(low)}" if low is not None else \
+        f"below {_rate(high)}" if high is not None else "no verdict"
+
+
+def _whole_points(frame: pd.DataFrame) -> list[str]:
+    """Which finite loads have a repeat without a steady window."""
+    rows = frame[(frame["pass"] == "measured") & (frame["request_rate"] != math.inf)]
+    rows = rows[rows["steady_req_s"].isna() & rows["completed_req_s"].notna()]
+    if rows.empty:
+        return []
+    rates = ", ".join(_rate(rate) for rate in sorted(rows["request_rate"].unique()))
+    return [f"At {rates} the test was too short for a steady window in some repeat; there the completed share is over the whole point, and its drain "
+            "makes it too low."]
 
 
 def _rate(rate: float | None) -> str:
@@ -177,28 +234,138 @@ def _rate(rate: float | None) -> str:
 
 def cold_sentence(run: Run, numbers: dict[str, Any]) -> str:
     """What the cold pass of this record shows, and why there may be little to see."""
-    cold, warm = (numbers[name]["value"] for name in ("cold_ttft_max_ms", "lightest_ttft_max_ms"))
+    cold, warm, ready = (numbers[name]["value"] for name in ("cold_ttft_max_ms", "lightest_ttft_max_ms", "ready_s"))
     eager = run.document["flags"].get("enforce-eager")
+    start = f" ({ready:.0f} s to its first answer)" if ready else ""
     why = ("Nothing is compiled at start on this rig (`enforce-eager`)." if eager else
-           "The engine compiles and tunes kernels, at its start and on first use.")
+           f"The engine compiles kernels and records its graphs while it starts{start}.")
     if cold is None or warm is None:
         return f"One of the two was not measured. {why}"
     if cold < COLD * warm:
-        return f"Here it does not: **no cold effect can be seen.** {why}"
-    return f"Here it does: **the first tokens of a cold server took {cold / warm:.0f} times as long.** {why}"
+        return f"**No cold effect can be seen here.** {why}" + ("" if eager else " Whatever that did not cover, the first requests did not feel.")
+    return f"**The first tokens of the cold server took {cold / warm:.0f} times as long.** {why}" + (
+        "" if eager else " What was left to the first requests shows here.")
+
+
+def flood_sentence(run: Run, numbers: dict[str, Any]) -> str:
+    """What the server answered when everything was sent at once, over the repeats, and what its front end took of it."""
+    def value(name: str) -> Any:
+        return numbers[name]["value"]
+
+    if value("flood_completed_range") is None:
+        return "A flood, all requests at once, has no valid point here."
+    steady, share = value("flood_steady_req_s"), value("flood_of_bound_percent")
+    tokens = value("flood_steady_output_tok_s") if steady else value("flood_output_tok_s")
+    where = "in its steady window" if steady else "from the first sending to the last answer (it is over too soon for a steady window)"
+    rate = digits(steady) if steady else value("flood_completed_range")
+    text = f"Sent all at once, this server answered {rate} requests a second {where}, "
+    text += f"{tokens:,.0f} tokens a second" + (f": {share:.0f} percent of the bound on paper." if share is not None else ".")
+    wait = value("flood_ttft_p50_range")
+    passed = front_end_s(run)
+    if passed and wait:
+        span = digits(passed[0]) if digits(passed[0]) == digits(passed[1]) else f"{digits(passed[0])} to {digits(passed[1])}"
+        text += (f" Half of the flood's first tokens came within {wait}. Not all of that is the engine: its front end, which turns text into "
+                 f"tokens and passes the requests on, had taken in the whole burst only after {span} s.")
+    return text
+
+
+FRONT_END = re.compile(r"from ([\d.]+) s on, when the front end had passed the burst on")
+
+
+def front_end_s(run: Run) -> tuple[float, float] | None:
+    """Seconds until the front end had passed a flood on, (shortest, longest) over the repeats, from the validity check's note; null without one."""
+    notes = [point["validity"]["checks"].get("littles_law", {}).get("note") or "" for point in run.points
+             if point["pass"] == "measured" and point["request_rate"] is None]
+    found = [float(match[1]) for note in notes if (match := FRONT_END.search(note))]
+    return (min(found), max(found)) if found else None
 
 
 def inside_sentence(numbers: dict[str, Any]) -> str:
-    """What the wall looks like from inside, as far as the two medians of a token bear it."""
-    light, heavy = (numbers[f"{place}_tpot_p50_ms"]["value"] for place in ("lightest", "heaviest"))
+    """What the wall looks like from inside, as far as the medians bear it."""
+    light, heavy, flood = (numbers[f"{place}_tpot_p50_ms"]["value"] for place in ("lightest", "heaviest", "flood"))
     growth = numbers["finite_tpot_growth"]["value"]
     if growth is None:
         return "Too few valid points to compare the beat of the answers at the lightest and at the heaviest load."
     text = f"An answer that has started got a token every {heavy:,.0f} ms at the heaviest finite load, against {light:,.0f} ms at the lightest. "
     if growth < BEAT:
         return text + "That is much the same pace. The batch is capped, so a step cannot grow further; what grows is the wait before the first token."
-    return text + (f"That is {growth:.1f} times as long: a fuller batch and the reading of other people's prompts lengthen each step, up to the cap. "
-                   "Beyond the cap the beat cannot get worse; what goes on growing is the wait before the first token.")
+    text += f"That is {growth:.1f} times as long: a fuller batch and the reading of other people's prompts lengthen each step, up to the cap. "
+    if flood and flood * BEAT < heavy:
+        return text + (f"In the flood it was only {flood:,.0f} ms. So the full batch alone is not what slows the answers down: in a flood "
+                       "the prompts come first and the answers are written undisturbed.")
+    return text + "Beyond the cap the beat cannot get much worse; what goes on growing is the wait before the first token."
+
+
+def ceiling_sentence(found: pd.DataFrame, frame: pd.DataFrame, result: dict[str, Any]) -> str:
+    """`reading_steps.ceiling_sentence` of this sweep: the flood's completed rate against the first load that failed."""
+    return reading_steps.ceiling_sentence(found, _completed(frame, flood=True), result["bracket"][1], _completed(frame, flood=False))
+
+
+def _completed(frame: pd.DataFrame, flood: bool) -> tuple[float, float] | None:
+    """(low, high) of the completed rate over the repeats, in the flood or at the heaviest finite load; null without one."""
+    curve = by_rate(frame[frame["pass"] == "measured"], "completed_req_s")
+    curve = curve[curve["request_rate"].eq(math.inf) == flood]
+    return (curve.iloc[-1]["low"], curve.iloc[-1]["high"]) if len(curve) else None
+
+
+def trace_sentence(path: Any, found: pd.DataFrame, input_len: int) -> str:
+    """Whether the card waited for the host in the trace, held against the same kind of step without a profiler (`reading_steps.of_run`)."""
+    text = launch_bound.sentence(path)
+    if not text:
+        return ""
+    steps = trace.steps(path)
+    reads = steps[steps["context_tokens"] > 0]
+    row = reads.iloc[reads["context_tokens"].argmax()]
+    prompts = round(row["context_tokens"] / input_len)
+    free = found.loc[(found["prompts"] == prompts) & found["ms"].notna(), "ms"]
+    if row["busy_share"] >= launch_bound.WORKS or len(free) < reading_steps.ENOUGH:
+        return text
+    times = free.median() / row["busy_ms"]
+    end = "so the profiler did not make up the wait" if times >= 2 else "so part of the wait is the profiler's doing"
+    return (f"{text} The profiler makes launching slower, so hold it against steps without one: those with as many prompts took "
+            f"{digits(free.median())} ms above (the median of {len(free)}), {times:.1f} times what the card needs; {end}.")
+
+
+def takeaways(found: pd.DataFrame, frame: pd.DataFrame, result: dict[str, Any]) -> str:
+    """What to remember, as a list; the points that depend on the measurement say what it showed."""
+    line, flood, high = reading_steps.price(found), _completed(frame, flood=True), result["bracket"][1]
+    far = flood is not None and high is not None and flood[0] >= reading_steps.FAR * high
+    lines = ["**A wall is a bracket, not a point.** Name the service level, then say between which two loads it broke, and in how many repeats.",
+             "**Watch the tail of TTFT, not the throughput.** Throughput looks healthy at the very moment when people begin to wait.",
+             "**A flood's rate is no capacity.** It is measured with prompts packed together, which visitors never are. Sweep the load, and run "
+             "below the knee." if far else
+             "**Run below the knee, not at the ceiling.** The distance between the two is your safety margin.",
+             "**Past the knee, a latency measures your patience.** It grows with the length of the test.",
+             "**Below the knee, tokens a second describe your visitors**, not your server."]
+    if line["per_step"]:
+        lines.insert(2, f"**Here a prompt is paid for by the step:** {digits(line['one_ms'])} ms for one, {digits(line['prompt_ms'])} ms more for "
+                        "each that shares its step. Whoever makes steps that read rarer or cheaper moves this wall.")
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def repeats_sentence(frame: pd.DataFrame) -> str:
+    """How often each load was measured, in words."""
+    rows = frame[frame["pass"] == "measured"]
+    counts = rows.groupby("request_rate").size()
+    words = {1: "once", 2: "twice"}
+
+    def often(count: int) -> str:
+        return words.get(count, f"{count} times")
+
+    if counts.empty:
+        return "No load was measured."
+    usual = int(counts.mode().max())
+    rest = [f"{'the flood' if rate == math.inf else f'{rate:g} a second'} {often(int(count))}" for rate, count in counts.items() if count != usual]
+    return f"Each load was measured {often(usual)}" + (f", {', '.join(rest)}" if rest else "") + "." + (
+        " Without repeats nobody knows how much a second run would differ." if usual == 1 else "")
+
+
+def weights_sentence(run: Run) -> str:
+    """That the weights are random, where they are; else empty."""
+    if run.document["model"].get("weights") != "random":
+        return ""
+    return ("**The weights are random.** The model has the exact shape and as many bytes as the real one, so times are those of the shape; "
+            "what it writes means nothing, and nobody judged it.")
 
 
 def trace_of(run: Run) -> Any:

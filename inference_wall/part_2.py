@@ -3,11 +3,13 @@
 What:   `numbers(arms)` and `published()` give the entries of `build/numbers.json` (docs/decisions/0004); `verdict` judges the shape.
 Why:    a page must not praise chunked prefill on a machine where it did nothing, nor stay silent about an arm that was refused.
 Use:    numbers(arms)["headline"]; verdict(arms, cases)["shape"]
-Not:    counting (`freeze`), what is expected (`freeze_bound`), sentences (`freeze_words`), pictures (`freeze_figures`), tables (`freeze_tables`).
+Not:    counting (`freeze`), what is expected (`freeze_bound`), sentences (`freeze_words`, `freeze_floor`), pictures (`freeze_figures`), tables
+        (`freeze_tables`).
 
 The verdict (`shape`) compares no chunking with the smallest budget, at the heavy load (the light one where the heavy was not
 measured): which arms are compared was fixed before anything was measured. The worst stall counts as longer only where every injection without
-chunking was worse than every one with it; where the two ranges overlap, the shape was not measured. The median is that from the
+chunking was worse than every one with it, or, with many injections, where the medians' intervals do not overlap (`freeze.apart`); else the shape was
+not measured. The median is that from the
 injection to the end of its answers, the population of the claim, and counts as worse beyond `SAME`.
 """
 

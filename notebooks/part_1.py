@@ -33,7 +33,21 @@ port = ""
 # %%
 from IPython.display import HTML, Markdown, display
 
-from inference_wall import figures, headline, laid_over, laid_over_figures, part_1, post, published, records, stats, tables, trace, trace_figures
+from inference_wall import (
+    figures,
+    headline,
+    laid_over,
+    laid_over_figures,
+    part_1,
+    post,
+    published,
+    reading_steps,
+    records,
+    stats,
+    tables,
+    trace,
+    trace_figures,
+)
 
 arms = post.open_runs("part_1", rig=rig, mode=mode, base_url=base_url, scale=scale, rates=rates, num_prompts=num_prompts, repeats=repeats,
                       slo_ttft_s=slo_ttft_s, slo_completed_ratio=slo_completed_ratio, port=port)
@@ -43,6 +57,7 @@ slo = run.document["settings"]["slo"]
 knee = stats.knee(sweep, slo)
 a10g = published.sweep_frame(passes="table")
 numbers = part_1.numbers(arms)
+reading = reading_steps.of_run(run)
 
 # %% [markdown]
 # ## Setup
@@ -51,6 +66,7 @@ numbers = part_1.numbers(arms)
 
 # %%
 display(HTML(tables.setup_table(run, numbers)))
+display(Markdown(part_1.weights_sentence(run)))
 
 # %% [markdown]
 # Every request brings a prompt of {num}`part_1.here.input_len` random tokens and wants exactly
@@ -85,7 +101,7 @@ display(HTML(tables.setup_table(run, numbers)))
 #
 # With {num}`part_1.here.max_num_seqs` requests sharing each step, and {num}`part_1.here.output_len` steps for an
 # answer, no load on this server can be answered faster than {num}`part_1.here.bound_req_s:.1f` requests a second. That
-# leaves out the reading of prompts and all software. It is a ceiling on paper. What remains of it?
+# leaves out the arithmetic, the reading of prompts and all software. It is a ceiling on paper. What remains of it?
 
 # %% [markdown]
 # ## Cold against warm
@@ -139,7 +155,7 @@ display(figures.percentile_curves([sweep], slo=slo, knee=knee))
 # not.
 
 # %%
-display(Markdown(part_1.knee_sentence(knee)))
+display(Markdown(part_1.knee_sentence(knee, sweep)))
 display(HTML(tables.knee_table(knee)))
 
 # %%
@@ -147,11 +163,13 @@ display(figures.completed_against_offered([sweep], knee=knee))
 
 # %% [markdown]
 # While the server keeps up, completed and offered agree but for chance: arrivals are random. Beyond the knee the curve bends
-# away from the diagonal: more is asked, no more is answered, the difference piles up in the queue. Sent all at once, this server answered
-# {num}`part_1.here.flood_steady_req_s:.2f` requests a second in its {term}`steady window`,
-# {num}`part_1.here.flood_steady_output_tok_s:.0f` tokens a second. That is
-# {num}`part_1.here.flood_of_bound_percent:.0f` percent of the bound on paper.
-#
+# away from the diagonal: more is asked than is answered, and the difference piles up. Where it can be found, the rate counts in a
+# {term}`steady window`, without the ramp at the start and the drain at the end.
+
+# %%
+display(Markdown(part_1.flood_sentence(run, numbers)))
+
+# %% [markdown]
 # ## Who was in the batch
 
 # %%
@@ -167,8 +185,8 @@ display(figures.running_batch([sweep], caps={run.document["rig"]["name"]: cap} i
 #
 # Everybody in the batch waits for the whole step. The median time per token was
 # {num}`part_1.here.lightest_tpot_p50_ms:.0f unit` at the lightest load and {num}`part_1.here.flood_tpot_p50_ms:.0f unit`
-# in the flood. Already the first is {num}`part_1.here.tpot_over_stream:.1f` times the bound of one weight stream. The
-# bound counts bytes; it does not count arithmetic, scheduling, or the work that each request brings for itself.
+# in the flood. At the lightest load that is {num}`part_1.here.tpot_over_stream:.1f` times the bound of one weight stream. The
+# bound counts bytes of weights. It does not count arithmetic, the launching of kernels, scheduling, or the steps that read somebody's prompt.
 #
 # ## One point, request by request
 
@@ -186,6 +204,20 @@ display(Markdown(part_1.inside_sentence(numbers)))
 # Where a new prompt is read, every running answer pauses: the marks of the worst stalls stand above one another. Part 2 is
 # about them.
 #
+# ## What a prompt costs the others
+#
+# Everybody in a step waits for all of it. So the pause of the running answers, just before somebody's first token, tells how
+# long the step was that read the prompt. Prompts whose first tokens come together were read together. Here are all steps of the sweep in
+# which a prompt was read, by the number of prompts in it. No profiler ran. Steps full of prompts also hold more running answers.
+
+# %%
+display(HTML(reading_steps.table(reading, run.document["settings"]["input_len"])))
+display(Markdown(reading_steps.price_sentence(reading, run.document["settings"]["input_len"], run.document["settings"]["output_len"], cap)))
+
+# %%
+display(Markdown(part_1.ceiling_sentence(reading, sweep, knee)))
+
+# %% [markdown]
 # ## A step from inside
 #
 # A {term}`profiler` writes down what the engine does, step by step. Here a few answers were under way when two more
@@ -196,6 +228,7 @@ traced = part_1.trace_of(run)
 if traced:
     display(Markdown(trace.words(traced)))
     display(trace_figures.step_strip(traced))
+    display(Markdown(part_1.trace_sentence(traced, reading, run.document["settings"]["input_len"])))
     display(trace_figures.operator_bars(traced))
 else:
     display(Markdown("No trace was taken with this record."))
@@ -231,16 +264,17 @@ display(laid_over_figures.draw(laid_over.part_1(laid_over.beside(arms))))
 #   reading of prompts. Faster decode alone could not double that wall.
 #
 # ## What to take away
-#
-# - **A wall is a bracket, not a point.** Name the service level, then say between which two loads it broke.
-# - **Watch the tail of TTFT, not the throughput.** Throughput looks healthy at the very moment when people begin to wait.
-# - **Run below the knee, not at the ceiling.** The distance between the two is your safety margin.
-# - **Past the knee, a latency measures your patience.** It grows with the length of the test.
-# - **Below the knee, tokens a second describe your visitors**, not your server.
-#
+
+# %%
+display(Markdown(part_1.takeaways(reading, sweep, knee)))
+
+# %% [markdown]
 # ## What this page does not show
-#
-# One machine, {num}`part_1.here.repeats` repeat(s), {num}`part_1.here.num_prompts` requests a point.
+
+# %%
+display(Markdown(f"One machine, and {numbers['num_prompts']['value']} requests a point. {part_1.repeats_sentence(sweep)}"))
+
+# %% [markdown]
 # {num}`part_1.here.invalid_points` of {num}`part_1.here.points` points failed a validity check; the
 # [provenance page](../pages/provenance.md) lists each check. Percentiles near the knee depend on one another, so their
 # intervals are too narrow there.

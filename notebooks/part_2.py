@@ -36,11 +36,14 @@ from IPython.display import HTML, Markdown, display
 from inference_wall import (
     freeze,
     freeze_figures,
+    freeze_floor,
     freeze_tables,
     freeze_words,
     headline,
     laid_over,
     laid_over_figures,
+    launch_bound,
+    part_1,
     part_2,
     post,
     tables,
@@ -69,6 +72,7 @@ def per_load(draw):
 
 # %%
 display(HTML(tables.setup_table(arms.first, numbers)))
+display(Markdown(part_1.weights_sentence(arms.first)))
 
 # %% [markdown]
 # With {term}`chunked prefill` on, a step takes at most a fixed number of tokens, the {term}`step budget`. Running answers
@@ -125,7 +129,8 @@ display(Markdown(freeze_words.expectation_sentence(cases)))
 # %% [markdown]
 # Where several prompts fit into one step, we expect more. With chunking the same sum, with the piece in place of the prompt, gives
 # the stall of each piece. But then there are as many pieces as it takes. If nothing else happens, chunking moves the
-# work and does not remove any. We shall look.
+# work and does not remove any. One thing is left out: what a step that reads costs however little it reads. If that is much, the
+# sum takes it for a price of tokens, and expects too much of large steps. We shall look.
 #
 # ## One victim, token by token
 
@@ -153,7 +158,11 @@ display(Markdown(freeze_words.division_sentence(cases)))
 # %% [markdown]
 # A ratio above one says that a step costs more than its prompt tokens and an ordinary step. For the last piece of a prompt, its tokens
 # are one candidate: they look back at all that came before. For a whole prompt they are not, because the cost is already an
-# average over one. Only a few injections stand behind each row, so look at the range before you believe a difference.
+# average over one. A ratio below one says that large steps are cheaper than the small ones made us think. The row's range over the
+# injections says how far to believe a difference.
+
+# %%
+display(Markdown(freeze_floor.floor_sentence(cases)))
 #
 # ## The price
 
@@ -206,8 +215,8 @@ display(Markdown(freeze_words.dial_sentence(cases)))
 display(Markdown(freeze_words.cost_sentence(cases)))
 
 # %% [markdown]
-# Turn the dial down far enough and each step is mostly an ordinary step again: there is less and less to gain, and the prompt
-# needs more and more steps. By the same sum, whoever sent it should wait longer.
+# Turn the dial down far enough and each step is mostly what a step costs anyway: there is less and less to gain, and the prompt
+# needs more and more steps. So whoever sent it should wait longer.
 
 # %%
 display(Markdown(freeze_words.payer_sentence(cases)))
@@ -215,15 +224,17 @@ display(Markdown(freeze_words.payer_sentence(cases)))
 # %% [markdown]
 # ## Inside the steps
 #
-# The profiler of the engine shows the steps themselves. It slows them down, so no time in this section stands
-# beside a measured one above.
+# The profiler of the engine shows the steps themselves. It slows the engine's process down, so no step of this section is held
+# against a measured stall. On a card it leaves the kernels as long as they are: the card's own busy time may be compared.
 
 # %%
-found_traces = freeze_words.traces(arms)
+found_traces = freeze_floor.traces(arms)
 for arm, path in found_traces:
     display(Markdown(f"**Arm `{arm}`.** {trace.words(path)}"))
     display(trace_figures.step_strip(path))
+    display(Markdown(launch_bound.sentence(path)))
 if found_traces:
+    display(Markdown(freeze_floor.inside_sentence(cases, found_traces)))
     display(trace_figures.operator_bars(found_traces[0][1]))
 else:
     display(Markdown("No trace was taken with these records."))

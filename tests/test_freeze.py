@@ -1,5 +1,6 @@
 """The freeze: which gap belongs to which window, and what the counts say, on rows that were laid out by hand."""
 
+import dataclasses
 import math
 from functools import cache
 
@@ -8,7 +9,7 @@ import pandas as pd
 import pytest
 from synthetic_freeze import arm_set, load, refused, run, whole_set
 
-from inference_wall import freeze, freeze_bound
+from inference_wall import freeze, freeze_bound, freeze_floor
 from inference_wall.samples import token_gaps
 
 
@@ -227,6 +228,39 @@ def test_roles_choose_by_budget_and_never_by_the_result():
 ])
 def test_rounds_are_apart_only_where_the_ranges_do_not_meet(mine, other, way):
     assert freeze.apart(mine, other) == way
+
+
+def test_with_many_rounds_one_stray_value_does_not_hide_a_difference():
+    low, high = [40.0 + each / 10 for each in range(30)], [80.0 + each / 10 for each in range(30)]
+    for mine, other, way in (([*high, 15.0], low, 1), (low, [*high, 15.0], -1), ([*low, 90.0], [*low, 10.0], 0)):
+        assert freeze.apart(mine, other) == way and not freeze.disjoint(mine, other)
+    few = freeze.MANY - 1
+    assert freeze.apart([*high[:few - 1], 15.0], low[:few]) == 0, "few rounds are judged by their ranges"
+
+
+def with_floor(fixed, per_token, calm=4.0):
+    """The whole set, its stalls on a given line."""
+    cases = whole()
+    return {key: dataclasses.replace(case, populations=case.populations | {
+        "worst_by_round_ms": [fixed + per_token * case.step_tokens] * 2, "calm": case.populations["calm"] | {"p50_ms": calm}})
+        for key, case in cases.items()}
+
+
+def test_a_floor_is_most_of_the_smallest_step_and_more_than_an_ordinary_one():
+    found = freeze_bound.floor(with_floor(45.0, 0.01))
+    assert found["fixed_ms"] == pytest.approx(45) and found["ms_per_token"] == pytest.approx(0.01)
+    assert found["share"] == pytest.approx(45 / (45 + 0.01 * found["tokens"]))
+    assert freeze_bound.floor(with_floor(45.0, 1.0)) is None, "the tokens are most of it"
+    assert freeze_bound.floor(with_floor(45.0, 0.01, calm=40.0)) is None, "that is an ordinary step"
+    assert freeze_bound.floor({}) is None
+
+
+def test_the_words_about_the_floor_follow_it():
+    cases = with_floor(45.0, 0.01)
+    said = freeze_floor.floor_sentence(cases)
+    assert "45.0 ms for any step that reads" in said and "0.010 ms" in said and "price of steps" in said
+    assert "4,500 in a step" in freeze_floor.takeaway(cases)
+    assert freeze_floor.floor_sentence(whole()) == freeze_floor.takeaway(whole()) == ""
 
 
 # --- what is expected ---------------------------------------------------------------------------------------------------

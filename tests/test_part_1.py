@@ -1,10 +1,12 @@
 """Named numbers: computed from a record; what was not measured is null with a reason, never a value."""
 
 import json
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
-from inference_wall import arms, headline, part_1, records, stats
+from inference_wall import arms, headline, part_1, reading_steps, records, stats
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,53 @@ def test_the_bound_is_bytes_over_bandwidth(run):
 ])
 def test_the_knee_is_told_whichever_way_it_came_out(status, bracket, said):
     assert said in part_1.knee_sentence({"status": status, "bracket": bracket, "notes": []})
+
+
+def test_a_bracket_says_how_firm_it_is_over_the_repeats(run):
+    frame = records.points_frame(run)
+    row = frame[(frame["pass"] == "measured") & (frame["request_rate"] != float("inf"))].iloc[[0]]
+    slo = {"ttft_percentile": 99, "ttft_s": 1.0, "completed_ratio": 0.95}
+
+    def point(rate, repeat, share, ttft=200.0):
+        return row.assign(request_rate=float(rate), rate_label=str(rate), repeat=repeat, ttft_p50_ms=ttft, ttft_p90_ms=ttft, ttft_p99_ms=ttft,
+                          ttft_n=500, num_prompts=500, running_mean=10.0, steady_req_s=share * rate, steady_offered_req_s=float(rate))
+
+    sweep = pd.concat([point(10, 0, 1.0), point(20, 0, 0.8), point(20, 1, 1.0), point(40, 0, 0.8), point(40, 1, 0.8, ttft=2000.0)], ignore_index=True)
+    said = part_1.knee_sentence(stats.knee(sweep, slo), sweep)
+    assert "between 10 and 20" in said and "in 1 of 2 repeats" in said
+    assert "10 to 20; 20 to 40" in said and "10 a second was measured once" in said
+    assert "first token alone: 20 to 40" in said
+    firm = pd.concat([point(10, 0, 1.0), point(10, 1, 1.0), point(20, 0, 0.9, ttft=2000.0), point(20, 1, 0.9, ttft=2000.0)], ignore_index=True)
+    said = part_1.knee_sentence(stats.knee(firm, slo), firm)
+    assert "2 repeats by itself says the same" in said and "alone" not in said
+    assert "too short for a steady window" in part_1.knee_sentence(stats.knee(firm, slo), firm.assign(steady_req_s=None))
+    assert part_1.repeats_sentence(sweep) == "Each load was measured twice, 10 a second once."
+
+
+def test_the_front_end_is_named_only_where_the_check_saw_it(run):
+    numbers = part_1.numbers(arms.of_runs([run]))
+    assert part_1.front_end_s(run) is None and "front end" not in part_1.flood_sentence(run, numbers)
+    note = {"note": "server 1 in flight; from 1.22 s on, when the front end had passed the burst on"}
+    points = [{"pass": "measured", "request_rate": None, "validity": {"checks": {"littles_law": note}}},
+              {"pass": "measured", "request_rate": 2.0, "validity": {"checks": {"littles_law": note}}},
+              {"pass": "measured", "request_rate": None, "validity": {"checks": {"littles_law": {"note": "nothing"}}}}]
+    burst = SimpleNamespace(points=points)
+    assert part_1.front_end_s(burst) == (1.22, 1.22)
+    assert "after 1.22 s" in part_1.flood_sentence(burst, numbers)
+
+
+def test_random_weights_are_said(run):
+    assert part_1.weights_sentence(run) == ""
+    assert "random" in part_1.weights_sentence(SimpleNamespace(document={"model": {"weights": "random"}}))
+
+
+@pytest.mark.parametrize(("flood", "said"), [((60.0, 62.0), "no capacity to plan with"), ((20.0, 21.0), "fair sign")])
+def test_the_flood_is_held_against_the_first_load_that_failed(flood, said):
+    found = pd.DataFrame({"point": [1, 1, 2], "request_rate": [20.0, 20.0, float("inf")], "num_prompts": 4, "prompts": [2, 2, 4], "ms": 50.0,
+                          "neighbours": 4})
+    words = reading_steps.ceiling_sentence(found, flood, 20.0)
+    assert said in words and "4 prompts were read in 2 steps" in words and "they were read in 1, 4" in words
+    assert reading_steps.ceiling_sentence(found, None, 20.0) == reading_steps.ceiling_sentence(found, flood, None) == ""
 
 
 def test_every_status_of_the_knee_has_a_sentence(run):
