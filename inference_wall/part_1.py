@@ -41,7 +41,7 @@ def numbers(arms: ArmSet) -> dict[str, dict[str, Any]]:
     headline.bound(book)
     _workload(book)
     _sweep(book, run.document, frame)
-    _verdict(book)
+    _verdict(book, run.document["settings"]["repeats"])
     return book.entries
 
 
@@ -135,14 +135,14 @@ def _range(rows: pd.DataFrame, column: str, unit: str = "") -> str | None:
     return (low if low == high else f"{low} to {high}") + unit
 
 
-def _verdict(book: Book) -> None:
+def _verdict(book: Book, repeats: int) -> None:
     """The headline, the published one beside it, and whether the shape held: the wall is where it is, but is it the same kind of wall?"""
 
     def value(name: str) -> Any:
         return book.entries[name]["value"]
 
     low, high, status = value("knee_low"), value("knee_high"), value("knee_status")
-    slo = f"p{value('slo_percentile'):g} TTFT ≤ {value('slo_ttft_s'):g} s"
+    slo = f"p{value('slo_percentile'):g} TTFT ≤ {value('slo_ttft_s'):g} s" + (f", worst of {repeats} repeats" if repeats > 1 else "")
     book.put("headline", (f"{_rate(low)} to {_rate(high)} requests/s" if status == "bracketed" else f"no bracket: {status}") + f" ({slo})")
     theirs = published_numbers()
     book.put("headline_published", f"{theirs['published.a10g.knee_low_req_s']['value']:g} to "
