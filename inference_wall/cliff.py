@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from . import running_batch
+from . import held_up, running_batch
 from .arms import ArmSet
 from .percentiles import CONFIDENCE, needed, percentile
 from .records import COUNTS, POINT_COLUMNS, STATISTICS
@@ -107,7 +107,7 @@ class StepFit:
     def undetermined(self) -> str | None:
         """Why nothing may be said of a batch without end; null where the crossover is bounded and lies within what was timed."""
         if self.unbounded is None and self.crossover is not None and self.crossover > self.batches[-1]:
-            return f"the crossover lies beyond the largest batch that was timed, {self.batches[-1]:g}"
+            return f"the crossover lies beyond the largest batch in the line, {self.batches[-1]:g}"
         return self.unbounded
 
     @property
@@ -140,9 +140,10 @@ class StepFit:
 def step_fit(points: pd.DataFrame) -> StepFit:
     """Least squares of step time over batch, every point with the same weight.
 
-    `points`: columns batch, step_ms and (not used as a weight) n; rows without a step time are dropped. Needs three different
-    batches. A slope or a fixed part that is not above 0 leaves `crossover` null, with the reason.
+    `points`: columns batch, step_ms and (not used as a weight) n; rows without a step time, or `held_up` on their way to the client, are dropped.
+    Needs three different batches. A slope or a fixed part that is not above 0 leaves `crossover` null, with the reason.
     """
+    points = points[points["held_up"].isna()] if "held_up" in points else points
     known = points[["batch", "step_ms"]].apply(pd.to_numeric).dropna().sort_values("batch")
     x, y = known["batch"].to_numpy(float), known["step_ms"].to_numpy(float)
     n, batches = len(x), tuple(sorted(set(x.tolist())))
@@ -266,7 +267,8 @@ def _lower_median(values: pd.Series) -> float | None:
 
 
 def steps_frame(arms: ArmSet) -> pd.DataFrame:
-    """One row a measured `streams` point: `step_time`, and arm, point, repeat, tok_s (batch / step), running_max, valid, reasons.
+    """One row a measured `streams` point: `step_time`, arm, point, repeat, tok_s (batch / step), running_max, valid, reasons, and the columns of
+    `held_up.mark`.
 
     A batch that the server did not run as a whole (its own count of running requests stayed below) keeps its row, without a step time.
     """
@@ -285,7 +287,7 @@ def steps_frame(arms: ArmSet) -> pd.DataFrame:
                                 "valid": point["validity"]["valid"], "reasons": point["validity"]["reasons"]})
     columns = ["batch", "step_ms", "n", "steps", "p10_ms", "p90_ms", "mean_ms", "reason", "tok_s", "arm", "point", "repeat", "running_max",
                "output_len", "input_len", "valid", "reasons"]
-    return pd.DataFrame(found, columns=columns).sort_values(["batch", "repeat"], ignore_index=True)
+    return held_up.mark(pd.DataFrame(found, columns=columns).sort_values(["batch", "repeat"], ignore_index=True), arms)
 
 
 # --- a cap and a concurrency ------------------------------------------------------------------------------------------

@@ -110,9 +110,9 @@ def _nothing(height: int, reason: str, csv: str) -> go.Figure:
 # --- 1: throughput ----------------------------------------------------------------------------------------------------
 
 
-def throughput(caps: pd.DataFrame, closed: pd.DataFrame, fit: StepFit, rig: str) -> go.Figure:
+def throughput(caps: pd.DataFrame, closed: pd.DataFrame, fit: StepFit, rig: str, handed_out: float | None = None) -> go.Figure:
     """Output tokens/s (above) and mean running batch by the client (below) against cap and concurrency, with the proportional line and the fit's
-    curve. The server's gauge is in the hover."""
+    curve. The server's gauge is in the hover. `handed_out`: tokens/s of the front end where it was the limit."""
     every = sorted({*caps["cap"], *closed["max_concurrency"]})
     if not every:
         return _nothing(420, "no flood and no closed loop was measured", "throughput_by_cap.csv")
@@ -124,11 +124,12 @@ def throughput(caps: pd.DataFrame, closed: pd.DataFrame, fit: StepFit, rig: str)
             paint = colour(rig) if name == "closed loop" else RED
             words.append(_curve(figure, rows, x, column, name=name, kind=name, what=what, unit=unit, paint=paint, row=row, line=line, symbol=symbol))
     span = np.geomspace(every[0], every[-1], 40) if every[-1] > every[0] else np.array([every[0]])
-    start = caps["tok_s"].dropna() if caps["tok_s"].notna().any() else closed["tok_s"].dropna()
-    if len(start):
-        first = (caps if caps["tok_s"].notna().any() else closed).loc[start.index[0]]
-        base = float(first["tok_s"]) / float(first.get("cap") if "cap" in first else first["max_concurrency"])
+    base = _first_seat(caps, closed)
+    if base is not None:
         _model(figure, span[[0, -1]], base * span[[0, -1]], "in proportion")
+    if handed_out:
+        _model(figure, span[[0, -1]], [handed_out] * 2, "what the front end handed out", paint=RED, dash="dot")
+        words.append(f"The server's front end handed out up to {digits(handed_out)} tokens/s in the steps that were held up")
     if fit.fixed_ms is not None and fit.slope_ms > 0:
         _model(figure, span, fit.tok_s(span), "decode alone, from the step fit", paint=OCHRE, dash="dash")
         words.append(f"A step of pure decode, from its fit, would give {digits(float(fit.tok_s(every[-1])))} tokens/s at {every[-1]}")
@@ -140,12 +141,20 @@ def throughput(caps: pd.DataFrame, closed: pd.DataFrame, fit: StepFit, rig: str)
     return set_words(figure, words, "throughput_by_cap.csv")
 
 
+def _first_seat(caps: pd.DataFrame, closed: pd.DataFrame) -> float | None:
+    """Tokens per second a seat at the smallest size that was measured, of a cap where both kinds have it: what growth in proportion starts from."""
+    ends = [rows[rows["tok_s"].notna()].iloc[:1].rename(columns={size: "size"})[["size", "tok_s"]] for rows, size in (
+        (caps, "cap"), (closed, "max_concurrency"))]
+    known = [end.iloc[0] for end in ends if len(end)]
+    return min((float(end["size"]), place, float(end["tok_s"] / end["size"])) for place, end in enumerate(known))[2] if known else None
+
+
 # --- 2: step time -----------------------------------------------------------------------------------------------------
 
 
 def step_line(steps: pd.DataFrame, fit: StepFit, rig: str, stream_ms: float | None = None, own_ms: float | None = None) -> go.Figure:
     """Step time against batch with the fit, its 95 % band and the crossover; below all, what bytes allow (`stream_ms` + batch x `own_ms`)."""
-    known = steps[steps["step_ms"].notna()]
+    known = steps[steps["step_ms"].notna()]  # also those that were held up: `held_up.mark`
     if known.empty:
         return _nothing(420, "no step time was measured", "step_time.csv")
     figure = _canvas(["step time, ms"], "batch: sequences in the step", height=460)
@@ -157,7 +166,12 @@ def step_line(steps: pd.DataFrame, fit: StepFit, rig: str, stream_ms: float | No
         low, high = fit.band_ms(span)
         figure.add_scatter(x=_short([*span, *span[::-1]]), y=_short([*np.maximum(high, 0), *np.maximum(low, 0)[::-1]]), mode="lines",
                            fill="toself", fillcolor=BAND, line={"width": 0}, name="95 % band of the fit", hoverinfo="skip", row=1, col=1)
-        _model(figure, span, fit.step_ms(span), "fit", paint=colour(rig), dash="solid")
+        beyond = fit.batches[-1] < largest  # batches that were held up are not in the line
+        inner = span if not beyond else np.linspace(0, fit.batches[-1], 40)
+        _model(figure, inner, fit.step_ms(inner), "fit", paint=colour(rig), dash="solid")
+        if beyond:
+            outer = np.array([fit.batches[-1], span[-1]])
+            _model(figure, outer, fit.step_ms(outer), "fit, drawn on", paint=colour(rig), dash="dash")
         words.append(f"Fit: {digits(fit.fixed_ms)} ms and {digits(fit.slope_ms)} ms for each sequence" + (
             f", R² {fit.r2:.4f}" if fit.r2 is not None else "") + f", {fit.n} points")
     else:
@@ -165,8 +179,15 @@ def step_line(steps: pd.DataFrame, fit: StepFit, rig: str, stream_ms: float | No
     if stream_ms:
         _model(figure, span, stream_ms + span * (own_ms or 0), "bytes over bandwidth")
         words.append(f"Bytes over bandwidth allow {digits(stream_ms)} ms" + (f" and {digits(own_ms)} ms for each sequence" if own_ms else ""))
-    words.append(_curve(figure, known, "batch", "step_ms", name="measured, median", kind="steps", what="step", unit="ms", paint=colour(rig), n="n",
-                        line=False))
+    held = known[known["held_up"].notna()]
+    words.append(_curve(figure, known.drop(held.index), "batch", "step_ms", name="measured, median", kind="steps", what="step", unit="ms",
+                        paint=colour(rig), n="n", line=False))
+    if len(held):
+        words.append(_curve(figure, held, "batch", "step_ms", name="held up by the front end, not in the fit", kind="held up", what="step",
+                            unit="ms", paint=RED, n="n", line=False, symbol="circle-open"))
+        traced = held[held["traced_ms"].notna()].drop_duplicates("batch")
+        words.append(_curve(figure, traced, "batch", "traced_ms", name="the engine's own step, in the trace", kind="trace", what="step and gap",
+                            unit="ms", paint=OCHRE, n="not given", line=False, symbol="diamond"))
     if fit.crossover is not None:
         if inside:
             figure.add_vline(x=fit.crossover, line=THEORY)
@@ -256,16 +277,20 @@ def on_one_curve(machines: list[dict[str, Any]]) -> go.Figure:
             rows = rows[rows["batch"].notna() & rows["tok_s"].notna()]
             if rows.empty:
                 continue
+            held = rows["held_up"].notna() if "held_up" in rows else pd.Series(False, rows.index)
             x, y = rows["batch"] / fit.crossover, rows["tok_s"] / fit.ceiling_tok_s
             places += x.tolist()
             figure.add_scatter(x=_short(x), y=_short(y), row=1, col=1, mode="markers" if name == "decode alone" else "lines+markers",
                                name=f"{machine['label']}, {name}", line={"color": paint, "width": 1.5, "dash": "dot"},
-                               marker={"color": paint, "size": 9, "symbol": symbol},
-                               customdata=[[name, "throughput", "", f"{batch:.4g} running, {tok_s:.4g} tokens/s"]
-                                           for batch, tok_s in zip(rows["batch"], rows["tok_s"], strict=True)],
+                               marker={"color": paint, "size": 9, "symbol": [f"{symbol}-open" if late else symbol for late in held]},
+                               customdata=[[name, "throughput", "", f"{batch:.4g} running, {tok_s:.4g} tokens/s" + ", held up" * late]
+                                           for batch, tok_s, late in zip(rows["batch"], rows["tok_s"], held, strict=True)],
                                hovertemplate="<b>%{fullData.name}</b><br>%{y:.3~r} of the ceiling at %{x:.3~r} of the crossover"
                                              "<br>%{customdata[3]}<extra></extra>")
-            words.append(f"{machine['label']}, {name}: up to {y.max():.2f} of the ceiling, at {x[y.idxmax()]:.2f} of the crossover")
+            if not held.all():
+                most = y[~held].idxmax()
+                words.append(f"{machine['label']}, {name}: up to {y[most]:.2f} of the ceiling, at {x[most]:.2f} of the crossover" + (
+                    f" ({held.sum()} more were held up on their way to the client)" if held.any() else ""))
     if not places:
         return _nothing(420, "; ".join(words[1:]) or "no machine has a fit", "one_curve.csv")
     span = np.geomspace(min(places) * 0.8, max(places) * 1.25, 60)

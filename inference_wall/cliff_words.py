@@ -27,8 +27,20 @@ def arms_sentence(found: Findings) -> str:
     parts = [f"Measured caps: {listed(found.caps['cap'])}." if len(found.caps) else "**No cap was measured.**"]
     parts += [f"The engine refused `{name}`: {reason}." for name, reason in found.arms.refused.items()]
     if found.arms.missing:
-        parts.append(f"No record yet of {', '.join(f'`{name}`' for name in found.arms.missing)}.")
+        parts.append(f"No record yet of {', '.join(f'`{name}`' for name in found.arms.missing)}; `{_measure(found)}` measures what is missing.")
     return " ".join(parts)
+
+
+def _measure(found: Findings) -> str:
+    return f"wall run part_3 --rig {found.rig}"
+
+
+def weights_sentence(found: Findings) -> str:
+    """That the weights are random, where they are: it changes what the words are, not what is moved and computed."""
+    if found.run.document["model"].get("weights") != "random":
+        return ""
+    return ("**The weights are random numbers** in the exact shape of the model. Each step moves and computes what it would with real ones, so its "
+            "times count; the words mean nothing, and nothing on this page looks at them.")
 
 
 def own_sentence(found: Findings) -> str:
@@ -56,7 +68,7 @@ def gain_sentence(found: Findings) -> str:
 def factor_sentence(found: Findings) -> str:
     factor = found.factor
     if factor is None:
-        return f"**The cliff cannot be measured here:** it {NEEDS}, both valid."
+        return _stand_in(found) or f"**The cliff cannot be measured here:** it {NEEDS}, both valid."
     small, large, stretch = found.rates
     ratio = found.large["cap"] / found.small["cap"]
     over = "" if stretch == "steady window" else ", both with ramp and drain"
@@ -70,6 +82,28 @@ def factor_sentence(found: Findings) -> str:
     falls = caps.loc[caps["tok_s"].diff() < 0, "cap"].tolist()
     return text + f"So each seat brought {100 * factor / ratio:.0f} percent of what the first one did, on average." + (
         f" The rise is not steady: it fell at cap {listed(falls)}." if falls else "")
+
+
+def _stand_in(found: Findings) -> str:
+    """What a closed loop in the place of the smallest cap says of the gain; empty without one."""
+    if not found.stand_in:
+        return ""
+    users, small, large, stretch = found.stand_in
+    row = found.large
+    spread = (f" ({digits(row['tok_s_low'])} to {digits(row['tok_s_high'])} in {row['repeats']} repeats)"
+              if row["repeats"] > 1 and row["tok_s"] == large else "")
+    over = "" if stretch == "steady window" else ", both with ramp and drain"
+    yet, until = (" yet", "Until then a") if found.arms.missing else ("", "A")
+    return (f"**Caps cannot be compared{yet}:** that {NEEDS}, and only cap {row['cap']} was measured. {until} closed loop stands in for the "
+            f"small end. **From a closed loop of {users} to the flood at cap {row['cap']} the output rate grew {large / small:.1f} times**, from "
+            f"{digits(small)} to {digits(large)} tokens a second{spread}{over}. There were {row['cap'] / users:.0f} times as many requests at once."
+            + (" At the upper end the server's front end hands tokens out more slowly than the engine makes them (see *What a step costs*)."
+               if _held_up(found, row["cap"]) else ""))
+
+
+def _held_up(found: Findings, batch: float) -> bool:
+    """Whether the server's front end held up steps of that batch, or of a smaller one."""
+    return bool((found.batches.loc[found.batches["held_up"].notna(), "batch"] <= batch).any())
 
 
 def batch_sentence(found: Findings) -> str:
@@ -93,6 +127,9 @@ def served_sentence(found: Findings) -> str:
     text = f"At cap {found.large['cap']} the flood reached {share:.0f} percent of what decode alone gives at its batch, {how}. "
     if share > 105:
         return text + "A flood has prompts to read as well, so the line misses that batch, or the machine was slower when steps were timed."
+    if _held_up(found, found.large["cap"]):
+        return text + ("Between the two lie the reading of prompts, the moments when seats change hands, and the server's front end: the dotted line "
+                       "is the most that it handed out when steps were timed (see *What a step costs*).")
     return text + "Between the two lie the reading of prompts and the moments when seats change hands."
 
 
@@ -115,7 +152,11 @@ def fit_sentence(found: Findings) -> str:
         return f"**No line could be drawn:** {fit.reason}."
     text = (f"**A step takes {signed(fit.fixed_ms)} ms{_interval(fit.fixed_interval)}, and {signed(fit.slope_ms)} ms"
             f"{_interval(fit.slope_interval)} more for each sequence**")
-    text += f" (R² {fit.r2:.4f}, {fit.n} points" if fit.r2 is not None else f" ({fit.n} points"
+    repeats, rest = divmod(fit.n, len(fit.batches))
+    points = f"{fit.n} points"
+    if fit.n > len(fit.batches):
+        points += f" at {len(fit.batches)} batches" + ("" if rest else f", {repeats} repeats each")
+    text += f" (R² {fit.r2:.4f}, {points}" if fit.r2 is not None else f" ({points}"
     text += f"; the farthest point lies {digits(round(abs(fit.worst_ms), 3))} ms off, at a batch of {fit.worst_batch:g}; intervals at 95 percent). "
     if fit.falls:
         less = ", ".join(f"batch {batch:g} took less time than batch {smaller:g}" for batch, smaller in fit.falls)
@@ -128,13 +169,17 @@ def fit_sentence(found: Findings) -> str:
                        "what was measured.")
     text += f"The two parts are equal at a batch of **{digits(fit.crossover)}**{_interval(fit.crossover_interval)}"
     if fit.undetermined:
-        return text + (f", beyond the largest batch we ran, {fit.batches[-1]:g}: an extrapolation. How much a large batch can gain is beyond what "
-                       "was measured.")
+        return text + (f", beyond the largest batch {_ran(found)}, {fit.batches[-1]:g}: an extrapolation. How much a large batch can gain is "
+                       "beyond what was measured.")
     if fit.crossover < fit.batches[0]:
-        text += f", below the smallest batch we ran, {fit.batches[0]:g}"
+        text += f", below the smallest batch {_ran(found)}, {fit.batches[0]:g}"
     gain = _interval(tuple(1 + end for end in fit.crossover_interval))
     return text + (f". So on this server, as far as its steps follow the line, no batch, however large, decodes more than {digits(fit.most_gain)} "
                    f"times{gain} as fast as a batch of one.")
+
+
+def _ran(found: Findings) -> str:
+    return "in the line" if found.batches["held_up"].notna().any() else "we ran"
 
 
 def _closed_falls(found: Findings) -> str:
@@ -191,7 +236,8 @@ def slope_sentence(found: Findings) -> str:
 def queue_sentence(found: Findings) -> str:
     fair = found.fair
     if fair["slope_s"] is None or fair["service_s"] is None:
-        return f"**The queue at a cap of 1 was not judged:** {fair['reason']}."
+        how = f" `{_measure(found)}` measures it." if "cap-1" in found.arms.missing else ""
+        return f"**The queue at a cap of 1 was not judged:** {fair['reason']}.{how}"
     text = (f"Each place costs {digits(fair['slope_s'])} s. One answer alone takes {digits(fair['service_s'])} s (from {fair['service_from']}): "
             f"a difference of {_percent(fair['difference_percent'])} percent. Of the {fair['n']} waits, none lies farther than "
             f"{fair['worst_share']:.2f} of an answer from a straight line. ")
@@ -231,15 +277,19 @@ def place_sentence(found: Findings) -> str:
 
 
 def price_sentence(found: Findings) -> str:
-    rows = [row for row in (found.small, found.large) if row and row["valid"] and pd.notna(row["itl_p50_ms"])]
-    if len(rows) < 2 or rows[0]["cap"] == rows[1]["cap"]:
+    """What a large batch costs an answer in progress: between two caps, else from the smallest closed loop to the one cap."""
+    rows = [(f"at cap {row['cap']}", row) for row in (found.small, found.large) if row and row["valid"] and pd.notna(row["itl_p50_ms"])]
+    if len(rows) == 1 and found.stand_in:
+        loop = found.closed[found.closed["max_concurrency"] == found.stand_in[0]].iloc[0]
+        rows = [(f"in a closed loop of {found.stand_in[0]}", loop), *rows] if pd.notna(loop["itl_p50_ms"]) else rows
+    if len(rows) < 2:
         return "What it costs an answer in progress cannot be said: it needs the ITL of two valid floods."
-    small, large = rows
+    (at_small, small), (at_large, large) = rows
     ratio = large["itl_p50_ms"] / small["itl_p50_ms"]
-    text = (f"The median ITL went from {digits(small['itl_p50_ms'])} ms at cap {small['cap']} to {digits(large['itl_p50_ms'])} ms at cap "
-            f"{large['cap']}")
+    text = f"The median ITL went from {digits(small['itl_p50_ms'])} ms {at_small} to {digits(large['itl_p50_ms'])} ms {at_large}"
     if ratio > 1.05:
-        return text + f": {ratio:.1f} times. That is the price, and every answer in progress pays it at every token."
+        text += f": {ratio:.1f} times. That is the price, and every answer in progress pays it at every token."
+        return text + (" Part of it is the wait behind the server's front end (see *What a step costs*)." if _held_up(found, large["cap"]) else "")
     return text + ". In this range a larger batch cost an answer in progress almost nothing."
 
 
@@ -247,7 +297,9 @@ def curve_sentence(found: Findings) -> str:
     """Whether this machine can be placed beside the published one."""
     if found.fit.unbounded:
         return f"**`{found.rig}` is not in the figure:** it needs a crossover, and {_no_crossover(found)}."
-    return f"`{found.rig}` is in the figure with a crossover of {digits(found.fit.crossover)}."
+    beyond = f", beyond the batches {_ran(found)}: an extrapolation" if found.fit.undetermined else ""
+    return f"`{found.rig}` is in the figure with a crossover of {digits(found.fit.crossover)}{beyond}." + (
+        " Hollow marks were held up on their way to the client." if found.batches["held_up"].notna().any() else "")
 
 
 def _no_crossover(found: Findings) -> str:
@@ -271,16 +323,18 @@ _COLUMNS = (("prompts", "num_prompts", 0), ("tokens/s", "tok_s", None), ("batch,
 def caps_table(found: Findings) -> str:
     """Caps and closed loops, one row each, as an HTML table. A dash says in its title why."""
     heads = "".join(f'<th scope="col">{head}</th>' for head in ("load", *(head for head, _, _ in _COLUMNS), "valid"))
-    body = ""
+    body, ranges = "", False
     for rows, key, name in ((found.caps, "cap", "cap"), (found.closed, "max_concurrency", "closed loop of")):
         for row in rows.to_dict("records"):
+            ranges |= _range(row) != ""
             cells = "".join(_cell(row, column, decimals) for _, column, decimals in _COLUMNS)
             reasons = html.escape(", ".join(row["reasons"]), quote=True)
             mark = '<td data-value="yes">✓</td>' if row["valid"] else f'<td data-value="no: {reasons}" title="{reasons}">✗ {reasons}</td>'
             body += f'<tr><th scope="row">{name} {row[key]:g}</th>{cells}{mark}</tr>'
     return ('<table class="wall-table" data-csv="part_3_caps.csv"><caption>TTFT of a cap is that of a flood: it holds the queue of that many '
             "prompts, so it is not comparable from row to row. Batch: requests in flight at the client, as far as there are seats. Gauge: what the "
-            f"server showed, without requests whose prompt is being read.</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>")
+            f"server showed, without requests whose prompt is being read.{' In brackets: range over the repeats.' if ranges else ''}</caption>"
+            f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>")
 
 
 def _cell(row: dict[str, Any], column: str, decimals: int | None) -> str:
@@ -290,11 +344,20 @@ def _cell(row: dict[str, Any], column: str, decimals: int | None) -> str:
         reason = f"n = {n:.0f} cannot bear it" if column.endswith("_ms") and n is not None and pd.notna(n) else "not known"
         return f'<td title="{reason}">–</td>'
     title = f' title="{row["tok_s_kind"]}"' if column == "tok_s" else ""
-    return f'<td data-value="{value:.6g}"{title}>{digits(value) if decimals is None else f"{value:,.0f}"}</td>'
+    spread = _range(row) if column == "tok_s" else ""
+    return f'<td data-value="{value:.6g}"{title}>{digits(value) if decimals is None else f"{value:,.0f}"}{spread}</td>'
+
+
+def _range(row: dict[str, Any]) -> str:
+    """The tokens per second of the repeats, where there are several and they differ: ` (8,735 to 9,886)`."""
+    ends = [digits(row[end]) for end in ("tok_s_low", "tok_s_high") if pd.notna(row[end])]
+    return f" ({ends[0]} to {ends[1]})" if len(set(ends)) == 2 else ""
 
 
 def agreement_table(found: Findings) -> str:
-    """Cap against concurrency at both ends, as an HTML table."""
+    """Cap against concurrency at both ends, as an HTML table; empty where no size has both."""
+    if found.agreed.empty:
+        return ""
     rows = [(f"{row['cap']}: {row['what']}", _number(row["by_cap"]), _number(row["by_concurrency"]),
              "–" if pd.isna(row["difference_percent"]) else f"{_percent(row['difference_percent'])} %",
              row["verdict"] + (f": {row['note']}" if row["note"] else "")) for row in found.agreed.to_dict("records")]

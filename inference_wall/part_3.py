@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from . import cliff, headline, starvation
+from . import cliff, headline, held_up, starvation, step_families
 from .arms import ArmSet
 from .chart import digits
 from .cliff import AGREE_PERCENT, StepFit
@@ -28,7 +28,11 @@ NEEDS = "needs floods at two caps"
 
 @dataclass(frozen=True)
 class Findings:
-    """One set of records, looked at once. `small` and `large` are the rows of the smallest and the largest cap, or null."""
+    """One set of records, looked at once. `large` is the row of the largest cap, `small` that of the smallest where there are two; else null.
+
+    `batches`: `held_up.by_batch` of the steps. `traces`: (batch, path) of the profiler's traces of steps, the smallest batch first. `families` and
+    `state`: what the card does in them (`step_families`), empty on a processor.
+    """
 
     arms: ArmSet
     caps: pd.DataFrame
@@ -41,6 +45,10 @@ class Findings:
     queues: dict[int, pd.DataFrame]
     fair: dict[str, Any]
     bound: dict[str, Any]
+    batches: pd.DataFrame
+    traces: list[tuple[int, Any]]
+    families: pd.DataFrame
+    state: pd.DataFrame
 
     @property
     def rig(self) -> str:
@@ -54,13 +62,17 @@ class Findings:
     @property
     def rates(self) -> tuple[float, float, str] | None:
         """Output tokens per second at the smallest and the largest cap, and over what: both in the steady window, else both over the whole point."""
-        if not self.small or not self.large or self.small["cap"] == self.large["cap"] or not (self.small["valid"] and self.large["valid"]):
+        return None if not self.small or self.small["cap"] == self.large["cap"] else _rates(self.small, self.large)
+
+    @property
+    def stand_in(self) -> tuple[int, float, float, str] | None:
+        """What stands in for `rates` where only one cap was measured: the smallest closed loop, as long as it is smaller than that cap, its tokens
+        per second, those of the flood at the cap, and over what. Null where there are two caps, or this cannot be compared either."""
+        loops = self.closed[self.closed["valid"].astype(bool)]
+        if self.small or not self.large or loops.empty or loops.iloc[0]["max_concurrency"] >= self.large["cap"]:
             return None
-        for column, stretch in (("steady_output_tok_s", "steady window"), ("output_tok_s", "whole point")):
-            under, over = self.small[column], self.large[column]
-            if pd.notna(under) and pd.notna(over) and under:
-                return under, over, stretch
-        return None
+        rates = _rates(loops.iloc[0], self.large)
+        return (int(loops.iloc[0]["max_concurrency"]), *rates) if rates else None
 
     @property
     def factor(self) -> float | None:
@@ -71,21 +83,34 @@ class Findings:
     def decode_at_large(self) -> tuple[float | None, str]:
         """Tokens per second of decode alone at the batch that the flood at the largest cap ran: (value, how it is known) or (None, why it is not).
 
-        The steps of that very batch where they were timed, else the line. It is not followed beyond the largest batch that was timed unless
-        the points determine it there.
+        The steps of that very batch where they were timed; where those were held up on their way to the client, the engine's own in the trace; else
+        the line. It is not followed beyond the largest batch in it unless the points determine it there.
         """
         batch = self.large["batch_mean"] if self.large else None
         if batch is None or pd.isna(batch):
             return None, "the running batch of the flood is not known"
-        timed = self.steps[self.steps["valid"].astype(bool) & self.steps["tok_s"].notna()]
-        timed = timed[(timed["batch"] - batch).abs() <= SAME_BATCH * batch]
+        same = self.steps[self.steps["valid"].astype(bool) & ((self.steps["batch"] - batch).abs() <= SAME_BATCH * batch)]
+        timed = held_up.of_the_engine(same)
         if len(timed):
             return float(timed["tok_s"].astype(float).median()), "by the steps that were timed"
+        traced = same[same["traced_ms"].notna()]
+        if len(traced):
+            return float(1e3 * traced["batch"].iloc[0] / traced["traced_ms"].iloc[0]), "by the engine's own steps in the trace"
         if self.fit.fixed_ms is None:
             return None, self.fit.reason
         if batch > self.fit.batches[-1] and self.fit.undetermined:
-            return None, f"{batch:.0f} ran and the largest batch that was timed is {self.fit.batches[-1]:g}; {self.fit.undetermined}"
+            return None, f"{batch:.0f} ran and the largest batch in the line is {self.fit.batches[-1]:g}; {self.fit.undetermined}"
         return self.fit.tok_s(batch), "by the line" if batch <= self.fit.batches[-1] else "by the line, drawn on beyond the batches that were timed"
+
+
+def _rates(under: Any, over: Any) -> tuple[float, float, str] | None:
+    """Output tokens per second of two rows of `cliff.fold`, both over the same stretch, and which; null unless both are valid and known."""
+    if not (under["valid"] and over["valid"]):
+        return None
+    for column, stretch in (("steady_output_tok_s", "steady window"), ("output_tok_s", "whole point")):
+        if pd.notna(under[column]) and pd.notna(over[column]) and under[column]:
+            return under[column], over[column], stretch
+    return None
 
 
 def look(arms: ArmSet) -> Findings:
@@ -93,10 +118,19 @@ def look(arms: ArmSet) -> Findings:
     caps, closed, steps = cliff.caps_frame(arms), cliff.closed_frame(arms), cliff.steps_frame(arms)
     ends = caps.to_dict("records")
     queues = {int(row["cap"]): cliff.queue_positions(_flood(arms, row["arm"])) for row in [*ends[:1], *ends[-1:]]}
-    small, large = (ends[0], ends[-1]) if ends else (None, None)
+    small, large = ends[0] if len(ends) > 1 else None, ends[-1] if ends else None
     fit = cliff.step_fit(steps[steps["valid"].astype(bool)])
+    traces = _traces(arms)
+    families = step_families.families(traces)
     return Findings(arms, caps, closed, steps, fit, cliff.agreement(caps, closed), small, large, queues, _fair(queues, closed),
-                    _bound(arms, steps, large))
+                    _bound(arms, steps, large), held_up.by_batch(steps), traces, families,
+                    step_families.state(families, next(iter(arms.testable.values()), None)))
+
+
+def _traces(arms: ArmSet) -> list[tuple[int, Any]]:
+    traces = [(point["num_prompts"], run.trace(point["point"])) for run in arms.testable.values() for point in run.points
+              if point["pass"] == "trace" and point["load"] == "steps"]
+    return sorted((batch, path) for batch, path in traces if path is not None)
 
 
 def _flood(arms: ArmSet, arm: str) -> pd.DataFrame:
@@ -156,13 +190,6 @@ def room(found: Findings) -> tuple[int | None, str]:
     return (None, reason) if cache is None else (cache.room(int(found.large["input_len"] + found.large["output_len"] - 1)), "")
 
 
-def trace_points(found: Findings) -> list[tuple[int, Any]]:
-    """(batch, path) of the profiler's traces of steps, the smallest batch first; empty where none was kept."""
-    traces = [(point["num_prompts"], run.trace(point["point"])) for run in found.arms.testable.values() for point in run.points
-              if point["pass"] == "trace" and point["load"] == "steps"]
-    return sorted((batch, path) for batch, path in traces if path is not None)
-
-
 # --- named numbers ----------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +201,8 @@ def numbers(arms: ArmSet) -> dict[str, dict[str, Any]]:
     _bound_numbers(book, found)
     _ends(book, found)
     _fit(book, found)
+    held_up.put(book, found.batches, found.fit)
+    step_families.put(book, found.state)
     _agreement(book, found)
     _queue(book, found)
     _shape(book, found)
@@ -215,7 +244,8 @@ def _ends(book: headline.Book, found: Findings) -> None:
     """The smallest and the largest cap, and what lies between."""
     for name, row in (("small", found.small), ("large", found.large)):
         good = row if row and row["valid"] else {}
-        why = "no flood was measured" if not row else "its flood is not valid: " + ", ".join(row["reasons"])
+        why = "only one cap was measured" if found.large else "no flood was measured"
+        why = "its flood is not valid: " + ", ".join(row["reasons"]) if row else why
         book.run = found.arms.testable[row["arm"]] if row else found.run
         book.put(f"{name}_cap", row["cap"] if row else None, "requests", reason=why)
         if good and found.rates:
@@ -231,8 +261,15 @@ def _ends(book: headline.Book, found: Findings) -> None:
     book.run = found.run
     factor = book.put("factor", found.factor, "x", reason=NEEDS)
     book.put("factor_over", found.rates[2] if found.rates else None, reason=NEEDS)
-    ratio = book.put("cap_ratio", found.large["cap"] / found.small["cap"] if found.large else None, "x", reason=NEEDS)
+    ratio = book.put("cap_ratio", found.large["cap"] / found.small["cap"] if found.small else None, "x", reason=NEEDS)
     book.put("factor_of_caps_percent", 100 * factor / ratio if factor else None, "%", reason=NEEDS)
+    stand_in, why = found.stand_in, "two caps were measured" if found.small else "no valid closed loop is smaller than a valid flood's cap"
+    book.put("stand_in_concurrency", stand_in and stand_in[0], "requests", reason=why)
+    book.put("stand_in_tok_s", stand_in and stand_in[1], "tok/s", reason=why)
+    book.put("stand_in_factor", stand_in and stand_in[2] / stand_in[1], "x", reason=why)
+    book.put("missing_arms", ", ".join(found.arms.missing) or None, reason="none is missing")
+    for end in ("low", "high"):
+        book.put(f"large_tok_s_{end}", found.large[f"tok_s_{end}"] if found.large else None, "tok/s", reason="no flood was measured")
     book.ratio("itl_growth", book.entries["large_itl_p50_ms"]["value"], book.entries["small_itl_p50_ms"]["value"])
     decode, why = found.decode_at_large
     served = found.large["tok_s"] if found.large and found.large["valid"] else None  # over the same stretch as the batch
@@ -253,7 +290,7 @@ def _fit(book: headline.Book, found: Findings) -> None:
                                  ("fit_crossover", fit.crossover_interval, "sequences")):
         for end, value in zip(("low", "high"), interval, strict=True):
             book.put(f"{name}_{end}", value, unit, reason=fit.reason or "the points do not bound it")
-    known = found.steps[found.steps["valid"].astype(bool) & found.steps["step_ms"].notna()]
+    known = held_up.of_the_engine(found.steps)
     for name, row in (("single", known.iloc[0] if len(known) else None), ("widest", known.iloc[-1] if len(known) else None)):
         for column, unit in (("batch", "sequences"), ("step_ms", "ms"), ("tok_s", "tok/s")):
             value, n = (None, None) if row is None else (row[column], row["n"])
@@ -290,8 +327,12 @@ def _queue(book: headline.Book, found: Findings) -> None:
 
 
 def _shape(book: headline.Book, found: Findings) -> None:
-    factor = found.factor
-    book.put("headline", None if factor is None else f"{factor:.1f} x (cap {found.small['cap']} to {found.large['cap']})", reason=NEEDS)
+    text, stand_in = None, found.stand_in
+    if found.rates:
+        text = f"{found.factor:.1f} x (cap {found.small['cap']} to {found.large['cap']})"
+    elif stand_in:
+        text = f"{stand_in[2] / stand_in[1]:.1f} x (closed loop of {stand_in[0]} to cap {found.large['cap']}; smaller caps not measured)"
+    book.put("headline", text, reason=NEEDS)
     printed = published()
     book.put("headline_published", f"{printed['cliff_factor']['value']:.1f} x (cap {printed['cliff_small_cap']['value']} to "
                                    f"{printed['cliff_large_cap']['value']}, where {printed['cliff_running']['value']:.0f} ran)")
@@ -305,7 +346,9 @@ def verdict(found: Findings) -> tuple[str, str]:
     factor, fit, fair = found.factor, found.fit, found.fair
     parts: list[tuple[bool | None, str]] = []
     if factor is None:
-        parts.append((None, f"throughput against the cap is not known ({NEEDS})"))
+        other = found.stand_in
+        parts.append((None, f"throughput against the cap is not known ({NEEDS})" + (
+            f"; from a closed loop of {other[0]} to the flood at cap {found.large['cap']} it grew {other[2] / other[1]:.1f} times" if other else "")))
     else:
         ratio = found.large["cap"] / found.small["cap"]
         wide = PROPORTIONAL * ratio > LEAST_FACTOR  # caps closer than that cannot show both a gain and its end
@@ -336,7 +379,8 @@ def _growth(fit: StepFit, steps: pd.DataFrame) -> tuple[bool | None, str]:
         return True, f"a step grew by {digits(fit.slope_ms)} ms for each sequence"
     if high < 0:
         return False, f"a step shrank by {digits(-fit.slope_ms)} ms for each sequence"
-    known = steps[steps["valid"].astype(bool) & steps["p10_ms"].notna() & steps["p90_ms"].notna()]
+    known = held_up.of_the_engine(steps)
+    known = known[known["p10_ms"].notna() & known["p90_ms"].notna()]
     small, large = (known[known["batch"] == end(known["batch"])] if len(known) else known for end in (min, max))
     if len(small) and small["p90_ms"].max() < large["p10_ms"].min():
         return True, (f"a step of {large['batch'].iloc[0]} took {digits(large['step_ms'].min())} ms and one of {small['batch'].iloc[0]} "

@@ -34,7 +34,7 @@ port = ""
 # %%
 from IPython.display import HTML, Markdown, display
 
-from inference_wall import cliff_figures, cliff_words, headline, laid_over, part_3, post, tables
+from inference_wall import cliff_figures, cliff_words, headline, held_up, laid_over, part_3, post, step_families, tables
 
 arms = post.open_runs("part_3", rig=rig, mode=mode, base_url=base_url, scale=scale, caps=caps, concurrency=concurrency, batches=batches,
                       repeats=repeats, port=port)
@@ -51,7 +51,7 @@ numbers = part_3.numbers(arms)
 display(HTML(tables.setup_table(found.run, numbers)))
 
 # %%
-display(Markdown(cliff_words.arms_sentence(found)))
+display(Markdown(" ".join([cliff_words.arms_sentence(found), cliff_words.weights_sentence(found)])))
 
 # %% [markdown]
 # Every prompt has {num}`part_3.here.input_len` random tokens, every answer exactly {num}`part_3.here.output_len`. There are
@@ -95,7 +95,7 @@ display(Markdown(cliff_words.factor_sentence(found)))
 display(HTML(cliff_words.caps_table(found)))
 
 # %%
-display(cliff_figures.throughput(found.caps, found.closed, found.fit, found.rig))
+display(cliff_figures.throughput(found.caps, found.closed, found.fit, found.rig, numbers["held_up_tok_s_high"]["value"]))
 
 # %% [markdown]
 # Marks are caps, the line is the closed loop. Look at the lower panel too: a cap is only a permission. What counts is the
@@ -105,8 +105,7 @@ display(cliff_figures.throughput(found.caps, found.closed, found.fit, found.rig)
 display(Markdown(cliff_words.batch_sentence(found)))
 
 # %% [markdown]
-# The other lines are theory. *In proportion* is what free seats would give. *Decode alone* is what the step times below allow when
-# no prompt is read.
+# *In proportion* is theory: what free seats would give. *Decode alone* is what the step times below allow when no prompt is read.
 
 # %%
 display(Markdown(cliff_words.served_sentence(found)))
@@ -120,13 +119,14 @@ display(Markdown(cliff_words.served_sentence(found)))
 
 # %%
 display(Markdown(cliff_words.agreement_sentence(found)))
-display(HTML(cliff_words.agreement_table(found)))
+if len(found.agreed):
+    display(HTML(cliff_words.agreement_table(found)))
+    display(Markdown("""
+The last two rows of each size are not judged. The server's gauge of running requests is refreshed when a step ends, so it misses those whose
+prompt is being read. And TTFT *must* differ: a flood leaves its prompts standing in a queue, and in a closed loop nobody asks before there is a
+seat. The loops tell about work in progress. About waiting they say nothing."""))
 
 # %% [markdown]
-# The last two rows of each size are not judged. The server's gauge of running requests is refreshed when a step ends, so it
-# misses those whose prompt is being read. And TTFT *must* differ: a flood leaves its prompts standing in a queue, and in a closed
-# loop nobody asks before there is a seat. The loops tell about work in progress. About waiting they say nothing.
-#
 # ## What a step costs
 
 # %%
@@ -136,6 +136,10 @@ display(cliff_figures.step_line(found.steps, found.fit, found.rig, found.bound["
 # %% [markdown]
 # A point is the median gap between two tokens, from the moment when the last stream had its first token to the moment when
 # the first one ended. In that stretch every step holds the whole batch and no prompt.
+
+# %%
+if held_up.surely(found.batches):
+    display(Markdown(held_up.sentence(found.batches, found.fit)), HTML(held_up.table(found.batches)))
 
 # %%
 display(Markdown(cliff_words.fixed_sentence(found)))
@@ -151,14 +155,23 @@ display(Markdown(cliff_words.slope_sentence(found)))
 # The profiler looks at steps from inside. It slows the server down, so read shares here, not times.
 
 # %%
-traces = part_3.trace_points(found)
-if traces:
+if found.traces:
     from inference_wall import trace, trace_figures, widgets
 
     widgets.dial({f"batch {batch}": [trace.words(path), trace_figures.step_strip(path), trace_figures.operator_bars(path)]
-                  for batch, path in traces}, "Requests in the step")
+                  for batch, path in found.traces}, "Requests in the step")
 else:
     display(Markdown("No trace was kept with these records."))
+
+# %%
+if len(found.families):
+    display(Markdown("""Side by side, in milliseconds. The profiler stretches the launching of kernels, which shows as time in no operator where there
+are few streams. The kernels themselves take as long as without it."""))
+    display(HTML(step_families.families_table(found.families, found.batches)), Markdown(step_families.families_sentence(found.families)))
+if len(found.state):
+    display(Markdown("""The {term}`recurrent state` of a sequence has a fixed size, is read and written in every step, and cannot be shared. Is its
+time that of its bytes?"""))
+    display(HTML(step_families.state_table(found.state)), Markdown(step_families.state_sentence(found.state)))
 
 # %% [markdown]
 # ## Who waits
@@ -167,31 +180,31 @@ else:
 # Is that fair? First come, first served is a fair order. What is unfair is the size of the wait. All prompts of a flood arrive
 # together, and whoever is first in the queue waits for nobody. The second waits for one whole answer, the third for two. So
 # theory says: a wait is the place in the queue × the time of one answer.
-#
-# The places are those that the server gave, by first tokens. That a later place waits longer is then no finding. By how much
-# is one.
 
 # %%
-display(cliff_figures.queue(found.queues, found.fair["service_s"], found.fair["alone_s"], found.rig))
-display(Markdown(cliff_words.queue_sentence(found)))
-display(Markdown(cliff_words.order_sentence(found)))
-
-# %% [markdown]
-# Nobody in this queue asked for anything difficult. The first token came after {num}`part_3.here.queue_first_ttft_s:.2f unit`
-# for the first and after {num}`part_3.here.queue_last_ttft_s:.1f unit` for the last. With many seats the queue moves on in waves,
-# each as long as an answer in a full batch, and every wave takes many places at once.
+if 1 not in found.queues:
+    display(Markdown(cliff_words.queue_sentence(found)))
+else:
+    display(Markdown("""The places are those that the server gave, by first tokens. That a later place waits longer is then no finding. By how much
+is one."""))
+    display(cliff_figures.queue(found.queues, found.fair["service_s"], found.fair["alone_s"], found.rig))
+    display(Markdown(cliff_words.queue_sentence(found)))
+    display(Markdown(cliff_words.order_sentence(found)))
+    display(Markdown("""Nobody in this queue asked for anything difficult. The first token came after {num}`part_3.here.queue_first_ttft_s:.2f unit`
+for the first and after {num}`part_3.here.queue_last_ttft_s:.1f unit` for the last. With many seats the queue moves on in waves, each as long as
+an answer in a full batch, and every wave takes many places at once."""))
+    display(Markdown(cliff_words.place_sentence(found)))
 
 # %%
-display(Markdown(cliff_words.place_sentence(found)))
+if found.small:
+    display(Markdown(""":::{warning}
+**Do not compare the TTFT of two floods.** It depends on how many prompts were queued, and we queue more for a larger cap:
+{num}`part_3.here.small_num_prompts:.0f` at cap {num}`part_3.here.small_cap`, {num}`part_3.here.large_num_prompts:.0f` at cap
+{num}`part_3.here.large_cap`. Send twice as many and the median wait doubles, on the very same server. What can be compared
+is what a place in the queue costs.
+:::"""))
 
 # %% [markdown]
-# :::{warning}
-# **Do not compare the TTFT of two floods.** It depends on how many prompts were queued, and we queue more for a larger cap:
-# {num}`part_3.here.small_num_prompts:.0f` at cap {num}`part_3.here.small_cap`, {num}`part_3.here.large_num_prompts:.0f` at cap
-# {num}`part_3.here.large_cap`. Send twice as many and the median wait doubles, on the very same server. What can be compared
-# is what a place in the queue costs.
-# :::
-#
 # ## The price
 #
 # Nothing is free. Every answer in the batch gets its next token when the whole step is done, and a step
@@ -266,7 +279,7 @@ display(Markdown(cliff_words.shape_sentence(found)))
 # {num}`part_3.here.points` points failed a validity check; the [provenance page](../pages/provenance.md) lists each check.
 # Longer contexts make the own part larger, and they were not varied. All sequences of a batch were equal, which real ones never
 # are. The interval of the fit assumes that its {num}`part_3.here.fit_points` points scatter independently about a straight line.
-# With so few of them it is wide, and it does not know that a step may be bent.
+# With few of them it is wide, and it does not know that a step may be bent.
 #
 # ## Reproduce
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pandas as pd
+from test_trace import event, step, write
 
 from inference_wall import stats
 from inference_wall.arms import ArmSet
@@ -110,10 +112,40 @@ def cap_16(batches=(1, 2, 4, 8, 16), concurrency=(1, 2, 4, 8, 16), slope=SLOPE, 
 def bent():
     """The largest cap, with step times that a straight line does not fit: those of a real record, where four rows took less than one."""
     run = cap_16(batches=())
-    for batch, step in ((1, 4_690), (2, 5_590), (4, 3_990), (8, 5_250), (16, 7_160)):
+    for batch, length in ((1, 4_690), (2, 5_590), (4, 3_990), (8, 5_250), (16, 7_160)):
         number = len(run.points)
-        frames = serve(batch, 16, 48, fixed=step, slope=0)
+        frames = serve(batch, 16, 48, fixed=length, slope=0)
         run.add(number, {"load": "steps", "kind": "streams", "output_len": 48}, frames)
+    return run
+
+
+def card_trace(folder, batch, length_us, gap_us=1_000.0, state_us=0.0, steps=5):
+    """A trace of a card: `steps` steps that only write, the first of them twice as long; the card multiplies half of the time and keeps a state."""
+    events, now = [], 0.0
+    for number in range(steps):
+        length = length_us * (2 if number == 0 else 1)
+        events += [step(now, length, generation=(batch, batch), cat="gpu_user_annotation", pid=0, tid=7),
+                   event("void cutlass::gemm_bf16", now, length_us / 2, "kernel", pid=0, tid=7)]
+        if state_us:
+            events.append(event("fused_recurrent_gated_delta_rule_kernel", now + length_us / 2, state_us, "kernel", pid=0, tid=7))
+        now += length + gap_us
+    return write(Path(folder), events, name=f"batch-{batch}.pt.trace.json.gz")
+
+
+def traced(run, **batches):
+    """The same arm with a trace of a card for each batch: `traced(cap_16(), b16=(30_000.0, 5_000.0))`, step and state in us."""
+    run.folder = tempfile.TemporaryDirectory()  # goes with the run
+    for name, (length_us, state_us) in batches.items():
+        batch, number = int(name.removeprefix("b")), len(run.points)
+        run.add(number, {"load": "steps", "kind": "streams", "pass": "trace", "output_len": 48}, serve(batch, 16, 48))
+        run._traces[number] = card_trace(run.folder.name, batch, length_us, state_us=state_us)
+    return run
+
+
+def held_up():
+    """The largest cap, on a card whose steps of 16 take 30 ms while the client sees 52."""
+    run = traced(cap_16(), b1=(40_000.0, 400.0), b16=(30_000.0, 5_000.0))
+    run.document["model"] |= {"facts": {"state_bytes_per_sequence": 1_000_000, "conv_bytes_per_sequence": 250_000}, "weights": "random"}
     return run
 
 

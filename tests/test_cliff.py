@@ -340,6 +340,7 @@ def every_figure(arms):
     pytest.param(lambda: (toy.cap_16(batches=(1, 2)), toy.cap_1()), id="no fit"),
     pytest.param(lambda: (toy.cap_16(slope=0), toy.cap_1()), id="no slope"),
     pytest.param(lambda: (toy.bent(), toy.cap_1()), id="bent"),
+    pytest.param(lambda: (toy.held_up(), toy.cap_1()), id="held up"),
     pytest.param(lambda: (toy.refused(),), id="nothing"),
 ])
 def test_every_figure_keeps_the_rules_of_the_site(runs):

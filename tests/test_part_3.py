@@ -9,7 +9,7 @@ import synthetic_cliff as toy
 from bs4 import BeautifulSoup
 from post_page import check_numbers, check_parameters
 
-from inference_wall import cliff_published, cliff_words, part_3, published, published_numbers, rigs
+from inference_wall import cliff_figures, cliff_published, cliff_words, part_3, published, published_numbers, rigs
 from inference_wall.chart import digits
 
 NOTEBOOK = (rigs.root() / "notebooks" / "part_3.py").read_text(encoding="utf-8")
@@ -47,6 +47,8 @@ SETS = {
     "no slope": lambda: toy.arm_set(toy.cap_16(slope=0), toy.cap_1()),
     "bent": lambda: toy.arm_set(toy.bent(), toy.cap_1()),
     "no configuration": lambda: without_configuration(),
+    "held up": lambda: toy.arm_set(toy.held_up(), toy.cap_1()),
+    "held up, one cap": lambda: toy.arm_set(toy.held_up(), names=["cap-16", "cap-4", "cap-1"]),
     "no bandwidth": lambda: toy.arm_set(toy.cap_16(bandwidth=False), toy.cap_1(bandwidth=False)),
 }
 
@@ -145,6 +147,50 @@ def test_what_the_points_do_not_bound_is_no_number():
     assert value(beyond, "fit_crossover") == pytest.approx(10) and value(beyond, "fit_most_gain") is None
 
 
+def test_one_cap_alone_has_a_closed_loop_in_the_place_of_a_small_one():
+    entries, whole = part_3.numbers(SETS["one cap missing"]()), part_3.numbers(SETS["whole"]())
+    assert value(entries, "headline") == "6.4 x (closed loop of 1 to cap 16; smaller caps not measured)"
+    assert value(entries, "stand_in_concurrency") == 1 and value(entries, "stand_in_factor") == pytest.approx(value(whole, "factor"), rel=0.01)
+    assert value(entries, "factor") is None and value(entries, "small_cap") is None and value(entries, "missing_arms") == "cap-1"
+    assert "only one cap" in entries["small_num_prompts"]["reason"], "the one cap is not its own small end"
+    for name in ("stand_in_factor", "missing_arms"):
+        assert value(whole, name) is None and whole[name]["reason"]
+    lone = part_3.numbers(SETS["one cap refused"]())  # a cap of 1 and no loops
+    assert value(lone, "headline") is None and value(lone, "stand_in_factor") is None
+
+
+def test_growth_in_proportion_starts_at_the_smallest_size_that_was_measured():
+    """A lone cap of 16 once drew the line through itself, as if 16 seats had been one."""
+    for name in ("one cap missing", "whole"):
+        found = findings(name)
+        (line,) = [trace for trace in cliff_figures.throughput(found.caps, found.closed, found.fit, found.rig).data if trace.name == "in proportion"]
+        assert (line.x[0], line.y[0]) == (1, pytest.approx(44.94, rel=0.01)) and line.y[1] == pytest.approx(16 * line.y[0], rel=1e-4)
+
+
+def test_numbers_of_a_set_with_a_held_up_batch():
+    entries = part_3.numbers(SETS["held up"]())
+    assert value(entries, "held_up_batches") == "16" and value(entries, "held_up_batch") == 16
+    assert value(entries, "held_up_traced_ms") == pytest.approx(31) and value(entries, "held_up_engine_tok_s") == pytest.approx(16 / 0.031)
+    assert value(entries, "held_up_step_ms") == pytest.approx(52) and value(entries, "held_up_line_ms") == pytest.approx(52)
+    assert (value(entries, "fit_points"), value(entries, "widest_batch")) == (4, 8), "what the client saw of 16 is not the engine's"
+    assert value(entries, "served_of_decode_percent") == pytest.approx(100 * value(entries, "large_tok_s") / (16 / 0.031), rel=1e-3)
+    assert value(entries, "state_64_ms") is None and "64" in entries["state_64_ms"]["reason"]
+
+
+def test_random_weights_are_named_and_real_ones_are_not():
+    assert "random numbers" in cliff_words.weights_sentence(findings("held up")) and cliff_words.weights_sentence(findings("whole")) == ""
+
+
+def test_repeats_show_their_range():
+    run = toy.cap_16()
+    run.add(len(run.points), *toy.flood(48, 16, slope=190))
+    found = part_3.look(toy.arm_set(run, toy.cap_1()))
+    assert found.large["repeats"] == 2 and re.search(r"\d+ \(\d+ to \d+\)", cliff_words.caps_table(found))
+    whole = cliff_words.caps_table(findings("whole"))
+    assert "In brackets" in cliff_words.caps_table(found) and "In brackets" not in whole
+    assert not re.search(r"\(\d+ to \d+\)", whole)
+
+
 def test_an_invalid_flood_gives_no_headline():
     small = toy.cap_1()
     small.points[0]["validity"] = {"valid": False, "reasons": ["failures"]}
@@ -229,6 +275,14 @@ def test_every_sentence_is_whole_for_every_set(any_findings, name):
     ("whole", "own", "+ B × **own** 0.258 ms"), ("bent", "slope", "could as well be nothing"), ("bent", "curve", "not in the figure"),
     ("bent", "fit", "batch 4 took less time than batch 1, batch 8 took less time than batch 2"), ("bent", "fit", "beyond what was measured"),
     ("bent", "fixed", "cannot tell them apart"), ("no slope", "fit", "no crossover"),
+    ("one cap missing", "factor", "**Caps cannot be compared yet:**"),
+    ("one cap missing", "factor", "From a closed loop of 1 to the flood at cap 16"),
+    ("one cap missing", "factor", "grew 6.4 times"), ("one cap missing", "arms", "`wall run part_3 --rig cpu` measures"),
+    ("one cap missing", "queue", "`wall run part_3 --rig cpu` measures it"), ("one cap missing", "price", "22.0 ms in a closed loop of 1"),
+    ("one cap missing", "shape", "it grew 6.4 times"), ("held up", "served", "server's front end"),
+    ("held up", "served", "by the engine's own steps"),
+    ("held up", "price", "wait behind the server's front end"), ("held up", "fit", "beyond the largest batch in the line, 8"),
+    ("held up", "curve", "an extrapolation. Hollow marks"), ("held up, one cap", "factor", "hands tokens out more slowly than the engine"),
     ("no bandwidth", "fixed", "cannot be compared"), ("no streams, no loops", "agreement", "Not shown"),
 ])
 def test_sentences_follow_the_data(name, sentence, said):
@@ -273,6 +327,7 @@ def test_the_table_has_a_row_a_load_and_says_why_a_cell_is_empty(any_findings):
     for cell in (cell for row in rows for cell in row.find_all("td")):
         assert cell.text != "–" or cell["title"]
     assert len(BeautifulSoup(cliff_words.agreement_table(found), "html.parser").select("tbody tr")) == len(found.agreed)
+    assert (cliff_words.agreement_table(found) == "") is found.agreed.empty, "no heads without a row"
 
 
 # --- the author's figures ---------------------------------------------------------------------------------------------
