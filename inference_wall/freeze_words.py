@@ -129,7 +129,7 @@ def _how(off: Case, on: Case, which: str) -> str:
     """Whether each injection says so, or the medians over them."""
     stalls = [case.populations["worst_by_round_ms"] for case in (off, on)]
     if freeze.disjoint(*stalls):
-        return f"In every injection it was {which} than in any with {size(on)}."
+        return f"In every valid injection it was {which} than in any with {size(on)}."
     return (f"In a typical injection it was {digits(off.typical_worst_ms)} against {digits(on.typical_worst_ms)} ms: single injections overlap, "
             "the 95 percent intervals of the two medians do not.")
 

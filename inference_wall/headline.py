@@ -102,12 +102,17 @@ def reproduce(found: ArmSet) -> str:
     commands = [command for command in (_command(each) for each in found.testable.values()) if command]
     servers = "\n".join(commands) or "(a server that somebody else started)"
     names = ", ".join(f"`{each.name}`" for each in found)
+    by_name = "shape" in document["model"]  # `auto`, and so `make book`, never picks such a rig
+    everything = ("make engine                      # the environment; without a network: see experiments/boxes" if by_name else
+                  "make book                        # everything: environment, engine, every post, the site")
     return f"""```bash
-make book                        # everything: environment, engine, every post, the site
+{everything}
 source .venv/bin/activate
 wall run {post} --rig {found.rig} --again   # this post only, measured anew
 wall run {post} --rig {found.rig} --plan    # what that would do, without starting anything
 ```
+
+The rig's file may have changed since; what these records were asked for is in their `run.json` (`settings`).
 
 This page shows {names}: vLLM {document['engine']['version']}, started {document['started']}, {took['points']} points at scale {scale:g}.
 {_time(took)} Their raw files (every request, every streamed chunk, the server's counters, log and trace) are on the
@@ -134,7 +139,7 @@ def _time(took: dict[str, Any]) -> str:
     if not took["starts"]:
         return f"Load took {took['load_s'] / 60:.1f} minutes."
     return (f"{took['starts']} server start{'s' if took['starts'] > 1 else ''} took {took['start_s'] / 60:.1f} minutes (other posts may share them), "
-            f"load {took['load_s'] / 60:.1f}.")
+            f"load {took['load_s'] / 60:.1f} minutes.")
 
 
 def collect(pages: dict[str, ArmSet], committed_only: bool = False) -> dict[str, dict[str, Any]]:

@@ -144,13 +144,15 @@ def _may_be_chance(ratio: float, point: pd.Series) -> bool:
 
 
 def _all_repeats(judged: list[dict[str, Any]], measured: int) -> tuple[str, str]:
-    """One verdict for a rate: fails if any repeat fails, meets if all do."""
+    """One verdict for a rate: fails if any repeat fails, meets if all do. The reason is that of the repeat with the longest TTFT among those."""
     if not judged:
         return "cannot judge", f"none of {measured} points is valid"
     for verdict in ("fails", "cannot judge"):
-        found = [point["reason"] for point in judged if point["verdict"] == verdict]
+        found = [point for point in judged if point["verdict"] == verdict]
         if found:
-            return verdict, found[0] + (f" (in {len(found)} of {len(judged)} repeats)" if len(judged) > 1 else "")
+            worst = max(found, key=lambda point: point["ttft_ms"] or 0.0)["reason"]
+            which = ", this one with the longest TTFT" if len(found) > 1 else ""
+            return verdict, worst + (f" (in {len(found)} of {len(judged)} repeats{which})" if len(judged) > 1 else "")
     return "meets", judged[0]["reason"] + (f" (in each of {len(judged)} repeats)" if len(judged) > 1 else "")
 
 

@@ -186,7 +186,25 @@ def knee_sentence(found: dict[str, Any], frame: pd.DataFrame | None = None) -> s
     }
     notes = [f"{note[:1].upper()}{note[1:]}." for note in found["notes"] if note and (frame is None or note != WHOLE_POINT)]
     firm = [] if frame is None else [*_firmness(found, frame), *_whole_points(frame)]
+    if found["status"] == "bracketed" and frame is not None and (places := _by_repeat(found, frame)):
+        lows, highs = ([one["bracket"][end] for one in places if one["bracket"][end] is not None] for end in (0, 1))
+        if lows and highs and (min(lows), max(highs)) != (low, high):
+            texts["bracketed"] = (
+                f"**The wall stands between {_rate(low)} and {_rate(high)} requests a second by the strict rule: the worst repeat counts. "
+                f"Over the repeats it lies anywhere from {_rate(min(lows))} to {_rate(max(highs))}:** these points are too few and too short to say "
+                "more.")
     return " ".join([texts[found["status"]], *firm, *notes])
+
+
+def _by_repeat(found: dict[str, Any], frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The knee of each repeat by itself, where there are several; a load that was measured once stands for every repeat."""
+    repeats = sorted(frame.loc[frame["pass"] == "measured", "repeat"].unique())
+    once = _measured_once(frame)
+    return [knee(frame[(frame["repeat"] == repeat) | once], found["slo"]) for repeat in repeats] if len(repeats) > 1 else []
+
+
+def _measured_once(frame: pd.DataFrame) -> pd.Series:
+    return frame[frame["pass"] == "measured"].groupby("request_rate")["repeat"].transform("nunique").reindex(frame.index) == 1
 
 
 def _firmness(found: dict[str, Any], frame: pd.DataFrame) -> list[str]:
@@ -194,11 +212,8 @@ def _firmness(found: dict[str, Any], frame: pd.DataFrame) -> list[str]:
     high, said = found["bracket"][1], []
     if high is not None:
         said.append(f"At {_rate(high)} the reason was: {next(rate['reason'] for rate in found['rates'] if rate['request_rate'] == high)}.")
-    repeats = sorted(frame.loc[frame["pass"] == "measured", "repeat"].unique())
-    if len(repeats) > 1:
-        # A load that was measured once stands for every repeat.
-        once = frame[frame["pass"] == "measured"].groupby("request_rate")["repeat"].transform("nunique").reindex(frame.index) == 1
-        each = [knee(frame[(frame["repeat"] == repeat) | once], found["slo"]) for repeat in repeats]
+    if each := _by_repeat(found, frame):
+        once = _measured_once(frame)
         places = list(dict.fromkeys(_place(one) for one in each))
         alone = ", ".join(_rate(rate) for rate in sorted(frame.loc[once & (frame["pass"] == "measured"), "request_rate"].unique()))
         alone = f" ({alone} a second was measured once and counts for each.)" if alone else ""
@@ -331,11 +346,11 @@ def takeaways(found: pd.DataFrame, frame: pd.DataFrame, result: dict[str, Any]) 
     line, flood, high = reading_steps.price(found), _completed(frame, flood=True), result["bracket"][1]
     far = flood is not None and high is not None and flood[0] >= reading_steps.FAR * high
     lines = ["**A wall is a bracket, not a point.** Name the service level, then say between which two loads it broke, and in how many repeats.",
-             "**Watch the tail of TTFT, not the throughput.** Throughput looks healthy at the very moment when people begin to wait.",
+             "**Watch both ends: the tail of TTFT, and what is completed of what arrives.** Either may give way first.",
              "**A flood's rate is no capacity.** It is measured with prompts packed together, which visitors never are. Sweep the load, and run "
              "below the knee." if far else
              "**Run below the knee, not at the ceiling.** The distance between the two is your safety margin.",
-             "**Past the knee, a latency measures your patience.** It grows with the length of the test.",
+             "**Past the knee, a latency can measure your patience.** While a queue grows, so does the wait, for as long as the test lasts.",
              "**Below the knee, tokens a second describe your visitors**, not your server."]
     if line["per_step"]:
         lines.insert(2, f"**Here a prompt is paid for by the step:** {digits(line['one_ms'])} ms for one, {digits(line['prompt_ms'])} ms more for "

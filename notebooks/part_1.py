@@ -164,7 +164,7 @@ display(figures.completed_against_offered([sweep], knee=knee))
 # %% [markdown]
 # While the server keeps up, completed and offered agree but for chance: arrivals are random. Beyond the knee the curve bends
 # away from the diagonal: more is asked than is answered, and the difference piles up. Where it can be found, the rate counts in a
-# {term}`steady window`, without the ramp at the start and the drain at the end.
+# {term}`steady window`, without the ramp at the start and most of the drain at the end.
 
 # %%
 display(Markdown(part_1.flood_sentence(run, numbers)))
@@ -239,7 +239,7 @@ else:
 # {bdg-warning-line}`published by the author, not re-measured here`
 #
 # The author's card served a model with {num}`published.a10g.weights_gb:.1f unit` of weights and prompts of
-# {num}`published.a10g.input_tokens` tokens. In absolute numbers nothing is alike. So the second figure divides each
+# {num}`published.a10g.input_tokens` tokens. The machines differ, so absolute numbers cannot be compared. The second figure divides each
 # load by the knee of its own machine, and each TTFT by that at the lightest load. It lays every {term}`rig` that has records of
 # this part over the published curve; the [page of rigs](../../book/rigs.md) has their results in a table.
 

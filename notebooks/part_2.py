@@ -318,11 +318,12 @@ display(Markdown(freeze_words.takeaways(arms, cases)))
 # ## What this page does not show
 #
 # One length of long prompt, one number of victims, and {num}`part_2.here.light_rounds` and
-# {num}`part_2.here.heavy_rounds` injections an arm. {num}`part_2.here.invalid_points` of {num}`part_2.here.points` measured points failed
-# a validity check; the [provenance page](../pages/provenance.md) lists each check. The gaps of victims in one step are not
-# independent of one another: they wait for the same step. So n counts tokens, and the number of *events* is the number of
-# injections. Whether a prompt token costs more late in a long prompt, as attention would have it, is not separated from the fixed
-# part here. And nobody compared the words of the answers between the arms.
+# {num}`part_2.here.heavy_rounds` injections an arm, less those of points that failed a validity check
+# ({num}`part_2.here.invalid_points` of {num}`part_2.here.points` measured points): they are left out of the comparison. The
+# [provenance page](../pages/provenance.md) lists each check. The gaps of victims in one step are not independent of one
+# another: they wait for the same step. So n counts tokens, and the number of *events* is the number of injections. Whether a
+# prompt token costs more late in a long prompt, as attention would have it, is not separated from the fixed part here. And
+# nobody compared the words of the answers between the arms.
 #
 # ## Reproduce
 
