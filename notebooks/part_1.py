@@ -100,7 +100,7 @@ display(Markdown(part_1.weights_sentence(run)))
 # > **{num}`part_1.here.stream_ms:.1f unit`**.
 #
 # With {num}`part_1.here.max_num_seqs` requests sharing each step, and {num}`part_1.here.output_len` steps for an
-# answer, no load on this server can be answered faster than {num}`part_1.here.bound_req_s:.1f` requests a second. That
+# answer, no load on this server can be answered faster than {num}`part_1.here.bound_req_s:,.0f` requests a second. That
 # leaves out the arithmetic, the reading of prompts and all software. It is a ceiling on paper. What remains of it?
 
 # %% [markdown]
