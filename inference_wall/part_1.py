@@ -301,8 +301,8 @@ def inside_sentence(numbers: dict[str, Any]) -> str:
     growth = numbers["finite_tpot_growth"]["value"]
     if growth is None:
         return "Too few valid points to compare the beat of the answers at the lightest and at the heaviest load."
-    text = (f"An answer that has started got a token every {heavy:,.0f} ms on average (TPOT) at the heaviest finite load, against {light:,.0f} ms at the "
-            "lightest. ")
+    text = (f"An answer that has started got a token every {heavy:,.0f} ms on average (TPOT) at the heaviest finite load, "
+            f"against {light:,.0f} ms at the lightest. ")
     if growth < BEAT:
         return text + "That is much the same pace. The batch is capped, so a step cannot grow further; what grows is the wait before the first token."
     text += f"That is {growth:.1f} times as long: a fuller batch and the reading of other people's prompts lengthen each step, up to the cap. "
