@@ -110,7 +110,9 @@ def open_page(chromium, site):
         tab = context.new_page()
         tab.on("pageerror", lambda error: errors.append(f"{page}: {error}"))
         tab.on("console", lambda message: errors.append(f"{page}: {message.text}") if message.type == "error" else None)
-        tab.on("requestfailed", lambda request: errors.append(f"{page}: {request.url} failed"))
+        # What the browser itself breaks off because a page is left (its icon, mostly) is no error.
+        tab.on("requestfailed", lambda request: None if request.failure == "net::ERR_ABORTED" else errors.append(
+            f"{page}: {request.url} failed ({request.failure})"))
         tab.on("response", lambda answer: errors.append(f"{answer.url}: {answer.status}") if answer.status >= 400 else None)
         tab.goto(page if "://" in page else site.address + page)
         return tab
