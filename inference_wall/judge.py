@@ -18,7 +18,7 @@ from .errors import WallError
 
 
 def judge(path: Path) -> dict[str, list[str]]:
-    """Returns the reasons by point of those whose verdict changed, as "before -> now". WallError for a damaged or a committed record."""
+    """Returns, by point whose verdict changed, the reasons before and now. WallError for a damaged or a committed record."""
     run = records.open_run(path)
     if not run.is_local:
         raise WallError(f"{run.name} is committed, and committed records never change", "judge records in benchmarks/local only")
@@ -38,11 +38,5 @@ def judge(path: Path) -> dict[str, list[str]]:
 def _judged(run: records.Run, point: dict[str, Any], caching: bool | None) -> dict[str, Any]:
     requests, chunks, metrics = (run.frame(name, point["point"]) for name in records.FRAMES)
     shape = (point["request_rate"], point["input_len"], point["output_len"])
-    if "role" in requests:
-        public = requests[requests["role"] != "injected"]
-    else:  # a record of before
-        public = requests
-    summary = stats.point_summary(public, chunks[chunks["request"].isin(public["request"])], metrics, *shape)
-    validity = stats.validity(requests, chunks, metrics, *shape, num_prompts=point["num_prompts"] if point.get("kind", "bench") == "bench" else None,
-                              prefix_caching=caching)
-    return point | {"summary": summary, "validity": validity}
+    return point | stats.verdict(requests, chunks, metrics, shape, prefix_caching=caching,
+                                 num_prompts=point["num_prompts"] if point.get("kind", "bench") == "bench" else None)

@@ -279,14 +279,13 @@ class _Station:
         self.server.require_alive()
         metrics = self.watcher.frame(result.start_s, result.end_s)
         shape = (point.request_rate, point.input_len, point.output_len)
-        public = result.requests[result.requests["role"] != "injected"]
-        summary = stats.point_summary(public, result.chunks[result.chunks["request"].isin(public["request"])], metrics, *shape)
-        validity = stats.validity(result.requests, result.chunks, metrics, *shape, num_prompts=point.num_prompts if point.kind == "bench" else None,
-                                  prefix_caching=self.server.facts.get("said", {}).get("prefix_caching"))
+        found = stats.verdict(result.requests, result.chunks, metrics, shape, num_prompts=point.num_prompts if point.kind == "bench" else None,
+                              prefix_caching=self.server.facts.get("said", {}).get("prefix_caching"))
+        summary, validity = found["summary"], found["validity"]
         overhead = time.perf_counter() - entered - (result.load_end_s - result.load_start_s)
         if keep:
             self.draft.save_point({**point.as_dict(), "start_s": round(result.start_s, 4), "end_s": round(result.end_s, 4),
-                                   "overhead_s": round(overhead, 3), "server_start": number, "summary": summary, "validity": validity,
+                                   "overhead_s": round(overhead, 3), "server_start": number, **found,
                                    "bench": run_document.scrub(result.bench)}, result.requests, result.chunks, metrics, trace)
         self.report("point_done", **place, seconds=round(time.perf_counter() - entered, 1), overhead_s=round(overhead, 2),
                     completed_req_s=summary["completed_req_s"], ttft_p50_ms=summary["ttft"]["p50_ms"], valid=validity["valid"],

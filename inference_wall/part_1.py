@@ -185,8 +185,9 @@ def knee_sentence(found: dict[str, Any], frame: pd.DataFrame | None = None) -> s
         "cannot judge": "**No verdict:** no point can bear the percentile of the service level, or none is valid.",
     }
     notes = [f"{note[:1].upper()}{note[1:]}." for note in found["notes"] if note and (frame is None or note != WHOLE_POINT)]
-    firm = [] if frame is None else [*_firmness(found, frame), *_whole_points(frame)]
-    if found["status"] == "bracketed" and frame is not None and (places := _by_repeat(found, frame)):
+    places = [] if frame is None else _by_repeat(found, frame)
+    firm = [] if frame is None else [*_firmness(found, frame, places), *_whole_points(frame)]
+    if found["status"] == "bracketed" and places:
         lows, highs = ([one["bracket"][end] for one in places if one["bracket"][end] is not None] for end in (0, 1))
         if lows and highs and (min(lows), max(highs)) != (low, high):
             texts["bracketed"] = (
@@ -207,12 +208,13 @@ def _measured_once(frame: pd.DataFrame) -> pd.Series:
     return frame[frame["pass"] == "measured"].groupby("request_rate")["repeat"].transform("nunique").reindex(frame.index) == 1
 
 
-def _firmness(found: dict[str, Any], frame: pd.DataFrame) -> list[str]:
-    """How much the bracket rests on: why the first load failed, the bracket of each repeat, and that of the wait for a first token alone."""
+def _firmness(found: dict[str, Any], frame: pd.DataFrame, each: list[dict[str, Any]]) -> list[str]:
+    """How much the bracket rests on: why the first load failed, the bracket of each repeat (`each`: `_by_repeat`), and that of the wait for a first
+    token alone."""
     high, said = found["bracket"][1], []
     if high is not None:
         said.append(f"At {_rate(high)} the reason was: {next(rate['reason'] for rate in found['rates'] if rate['request_rate'] == high)}.")
-    if each := _by_repeat(found, frame):
+    if each:
         once = _measured_once(frame)
         places = list(dict.fromkeys(_place(one) for one in each))
         alone = ", ".join(_rate(rate) for rate in sorted(frame.loc[once & (frame["pass"] == "measured"), "request_rate"].unique()))

@@ -197,6 +197,17 @@ def validity(
             "not_made": [name for name, check in checks.items() if check["ok"] is None], "checks": checks}
 
 
+def verdict(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame | None, shape: tuple[float | None, int, int], *,
+            num_prompts: int | None, prefix_caching: bool | None) -> dict[str, Any]:
+    """{"summary", "validity"} of one point, as its document holds them. The summary is over the public's requests: not over injected prompts.
+
+    `shape`: request_rate, input_len, output_len; the rest as for `validity`.
+    """
+    public = requests[requests["role"] != "injected"] if "role" in requests else requests  # records of before have no roles
+    return {"summary": point_summary(public, chunks[chunks["request"].isin(public["request"])], metrics, *shape),
+            "validity": validity(requests, chunks, metrics, *shape, num_prompts=num_prompts, prefix_caching=prefix_caching)}
+
+
 def _check(ok: bool | None, value: Any, limit: Any, note: str) -> dict[str, Any]:
     return {"ok": None if ok is None else bool(ok), "value": value, "limit": limit, "note": note}
 

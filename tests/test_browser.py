@@ -169,17 +169,22 @@ def test_every_link_and_anchor_leads_somewhere(site):
     assert checked > 50
 
 
+def in_each_theme(tab):
+    """Load axe into the page, then yield "light" and "dark", each once the page has changed to it."""
+    tab.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+    for scheme in ("light", "dark"):
+        tab.emulate_media(color_scheme=scheme)
+        tab.wait_for_function(f"document.documentElement.dataset.theme === '{scheme}'")
+        tab.wait_for_timeout(500)  # the theme fades from one to the other
+        yield scheme
+
+
 def test_axe_finds_nothing_serious(site, open_page):
-    axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
     found = []
     for page in site.pages:
         tab = open_page(page)
         read_through(tab)
-        tab.evaluate(axe)
-        for scheme in ("light", "dark"):
-            tab.emulate_media(color_scheme=scheme)
-            tab.wait_for_function(f"document.documentElement.dataset.theme === '{scheme}'")
-            tab.wait_for_timeout(500)  # the theme fades from one to the other
+        for scheme in in_each_theme(tab):
             # The drawings themselves are hidden from assistive technology. Preloading would fetch style sheets again.
             result = tab.evaluate("axe.run({exclude: ['.main-svg']}, {preload: false, resultTypes: ['violations']})")
             assert len(result["passes"]) > 10

@@ -2,10 +2,9 @@
 
 import http.server
 import threading
-from importlib import resources
 
 import pytest
-from test_browser import PHONE, Site, _Quiet, chromium, open_page  # noqa: F401
+from test_browser import PHONE, Site, _Quiet, chromium, in_each_theme, open_page  # noqa: F401
 from test_site import FIXTURES, NUMBERS, make_book
 from test_site_rigs import CPU, GPU, add_rigs
 
@@ -59,13 +58,8 @@ def test_on_a_phone_every_link_is_whole_and_large_enough(open_page):  # noqa: F8
 
 
 def test_axe_finds_nothing_serious_in_either_theme(open_page):  # noqa: F811
-    axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
     tab = open_page(OTHER)
-    tab.evaluate(axe)
-    for scheme in ("light", "dark"):
-        tab.emulate_media(color_scheme=scheme)
-        tab.wait_for_function(f"document.documentElement.dataset.theme === '{scheme}'")
-        tab.wait_for_timeout(500)  # the theme fades from one to the other
+    for _ in in_each_theme(tab):
         result = tab.evaluate("axe.run('.wall-switch', {preload: false, resultTypes: ['violations']})")
         assert result["passes"] and result["violations"] == []
 

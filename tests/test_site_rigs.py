@@ -122,3 +122,16 @@ def test_every_number_of_the_tables_of_rigs_exists():
             assert numbers.show(known[key], spec, with_unit)
     here = {key.replace(".here.", f".{shown['part_2'].rig}."): entry for key, entry in known.items() if key.startswith("part_2.here.")}
     assert here and all(known[key] == entry for key, entry in here.items())
+
+
+def test_tables_of_a_committed_build_leave_local_records_out(tmp_path, monkeypatch):
+    """The switch and the pages already do; what a start took and what records weigh must not show a machine's own records either."""
+    (record,) = (rigs.root() / "benchmarks" / "part_1" / "h200-4b").glob("default-*")
+    monkeypatch.setenv("WALL_BENCHMARKS", str(tmp_path))
+    for place in ("", "local/"):
+        shutil.copytree(record, tmp_path / f"{place}part_1" / "h200-4b" / record.name)
+    pages = {"part_1": [GPU]}
+    assert "| h200-4b | 2 |" in rig_tables.sizes(pages) and "| h200-4b | 1 |" in rig_tables.sizes(pages, committed_only=True)
+    shutil.rmtree(tmp_path / "part_1")
+    assert "part_1 default" in rig_tables.server_starts(pages)
+    assert "part_1 default" not in rig_tables.server_starts(pages, committed_only=True)

@@ -98,7 +98,7 @@ def _execute_posts(names: list[str], rig: str, committed_only: bool, again: bool
                      "page": evidence.page_of(name, each.rig, shown[name].rig)} for each in sets[name].values()] for name in posts}
     _drop_pages({job["page"] for job in jobs}, regenerate.executed("part_0").parent)
     _write_if_changed(rigs.root() / RIGS, json.dumps(pages, indent=1, ensure_ascii=False) + "\n")
-    rig_tables.write(rigs.root(), {name: rigs.load_protocol(name).title for name in posts}, pages)
+    rig_tables.write(rigs.root(), {name: rigs.load_protocol(name).title for name in posts}, pages, committed_only)
     return headline.collect(shown, committed_only)
 
 

@@ -26,10 +26,10 @@ MINUTES = (("kind", "Minutes of a"), ("starts", "Server starts"), ("span_min:,.1
            ("plain_min:,.1f", "Plain way: all, min"), ("plain_import_min:,.1f", "of it imports, min"), ("plain_over_span:.2f", "Plain way / all"))
 
 
-def write(root: Path, titles: dict[str, str], pages: dict[str, list[dict[str, Any]]]) -> None:
+def write(root: Path, titles: dict[str, str], pages: dict[str, list[dict[str, Any]]], committed_only: bool = False) -> None:
     """Write the files below `root`, only when they change. `titles`: of the posts, in order; `pages`: as in `build/rigs.json`."""
-    for name, text in (("headlines", headlines(titles, pages)), ("minutes", minutes(pages)), ("starts", server_starts(pages)),
-                       ("sizes", sizes(pages))):
+    for name, text in (("headlines", headlines(titles, pages)), ("minutes", minutes(pages)), ("starts", server_starts(pages, committed_only)),
+                       ("sizes", sizes(pages, committed_only))):
         path = root / FOLDER / f"{name}.md"
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,11 +58,11 @@ def minutes(pages: dict[str, list[dict[str, Any]]]) -> str:
                    *((head, *(_number(f"rigs.{rig}.{name}") for rig in rigs)) for name, head in MINUTES)])
 
 
-def server_starts(pages: dict[str, list[dict[str, Any]]]) -> str:
+def server_starts(pages: dict[str, list[dict[str, Any]]], committed_only: bool = False) -> str:
     """One row a server start of every rig whose records know the state of the compile caches."""
     rows = [("Rig", "Server for", "Caches", "First answer, s", "Before the engine, s", "Compile, s", "Profile run, s", "Graphs, s", "New kernels")]
     for rig in evidence.in_order({each["rig"] for found in pages.values() for each in found}):
-        sets = [arms.newest(post, rig) for post in pages]
+        sets = [arms.newest(post, rig, committed_only) for post in pages]
         found = starts.table(run for each in sets if each is not None for run in each)
         rows += [(rig, each.arms, each.state, f"{each.ready_s:,.0f}", _seconds(each.before_engine_s),
                   *(_seconds(getattr(each, phase)) for phase in starts.PHASES), f"{each.new_kernels:.0f}")
@@ -70,11 +70,11 @@ def server_starts(pages: dict[str, list[dict[str, Any]]]) -> str:
     return _table(rows) if len(rows) > 1 else "No record here knows what its server's compile caches held.\n"
 
 
-def sizes(pages: dict[str, list[dict[str, Any]]]) -> str:
+def sizes(pages: dict[str, list[dict[str, Any]]], committed_only: bool = False) -> str:
     """One row a rig: its records and the profiler's traces in them, in megabytes (1e6 bytes); under it all of `benchmarks/` but local records."""
     rows = [("Rig", "Records", "MB", "Traces", "MB of traces", "Largest trace, kB")]
     for rig in evidence.in_order({each["rig"] for found in pages.values() for each in found}):
-        folders = [folder for post in pages for folder in records.record_folders(post, rig)]
+        folders = [folder for post in pages for folder in records.record_folders(post, rig, committed_only)]
         files = [path for folder in folders for path in folder.iterdir()]
         traces = [path.stat().st_size for path in files if path.name.startswith("trace-")]
         rows.append((rig, str(len(folders)), _megabytes(path.stat().st_size for path in files), str(len(traces)), _megabytes(traces),
