@@ -82,18 +82,17 @@ def run(posts: tuple[str, ...], rig: str, base_url: str, port: str, scale: str, 
         click.echo(planned.describe(prepared))
         return
     since, failed = planned.again_since(parameters) if again else None, []
-    for place, name in enumerate(names):
+    chosen = prepared[names[0]][0].rig.name
+    if records_only:
+        _records(prepared, parameters, since)
+    for place, name in enumerate([] if records_only else names):
         try:
-            batch = {"also": {each: parameters[each] for each in names[place + 1:]}, "since": since}
-            _measure_one(name, prepared[name], parameters[name], batch) if records_only else _run_one(name, prepared[name], batch)
+            _run_one(name, prepared[name], {"also": {each: parameters[each] for each in names[place + 1:]}, "since": since})
         except WallError as problem:
             if len(names) == 1:
                 raise
             click.echo(str(problem), err=True)
             failed.append(name)
-    chosen = prepared[names[0]][0].rig.name
-    if records_only and len(failed) < len(names):
-        click.echo(_transport([name for name in names if name not in failed], chosen))
     if failed:
         raise WallError(f"{len(failed)} of {len(names)} posts failed: {', '.join(failed)}",
                         "the messages above say why; run the same command again: finished points are kept")
@@ -140,15 +139,22 @@ def _measured(name: str, prepared: list[Any], since: str | None) -> list[str]:
     return [run.name for run in finished]
 
 
-def _measure_one(name: str, prepared: list[Any], given: dict[str, str], batch: dict[str, Any]) -> None:
-    from . import post
+def _records(prepared: dict[str, list[Any]], given: dict[str, dict[str, str]], since: str | None) -> None:
+    """Measure the posts in one process, and say how to carry off what there is then, also when some of it failed."""
+    from . import post, records
     from .progress import Progress
 
-    if _measured(name, prepared, batch["since"]):
-        return
-    parameters = {**{each: value for each, value in given.items() if each != "rig"}, "mode": "live"}
-    with Progress() as show:
-        post.measure(name, prepared[0].rig.name, parameters, show, **batch)
+    rig = next(iter(prepared.values()))[0].rig.name
+    posts = {name: {each: value for each, value in given[name].items() if each != "rig"} | {"mode": "live"} for name in prepared
+             if not _measured(name, prepared[name], since)}
+    try:
+        if posts:
+            with Progress() as show:
+                post.measure(posts, rig, show, since=since)
+    finally:
+        there = [name for name in prepared if (records.benchmarks() / "local" / name / rig).is_dir()]
+        if there:
+            click.echo(_transport(there, rig))
 
 
 def _transport(names: list[str], rig: str) -> str:

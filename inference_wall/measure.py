@@ -1,4 +1,4 @@
-"""The measure process: the arms of one post on one rig, from the first server's start to the last sealed record.
+"""The measure process: the arms of some posts on one rig, from the first server's start to the last sealed record.
 
 What:   reads one JSON document (what to measure) from standard input, starts one server for each configuration that is needed, runs every
         point that is not done yet (also of other posts that can use the same server, see docs/decisions/0004), and reports on standard
@@ -6,7 +6,7 @@ What:   reads one JSON document (what to measure) from standard input, starts on
 Why:    one long-lived process outside the notebook kernel gives one clock for client, counters and GPU, pays for vLLM's imports
         once, and can clean up after a kernel that was killed.
 Use:    python -m inference_wall.measure < request.json     (see `post.measure`, which is what a notebook calls)
-        request: {"post": "part_2", "rig": "cpu", "parameters": {...}, "also": {"part_3": {...}}, "since": null}
+        request: {"posts": {"part_2": {...}}, "rig": "cpu", "also": {"part_3": {...}}, "since": null}; {...}: the post's parameters
 Not:    pages (`post`, `figures`), batches of posts (`regenerate`).
 """
 
@@ -63,12 +63,13 @@ class Reporter:
 
 
 def measure(request: dict[str, Any], report: Reporter) -> list[Path]:
-    """Measure what the wanted post still lacks, and return the folders of its records, one an arm.
+    """Measure what the wanted posts (`posts`) still lack, and return the folders of their records, one an arm.
 
-    `also` holds posts whose arms ride along on the servers that the wanted post starts; arms of theirs that need another server stay undone.
-    A finished record counts when it was finished after `since` (null: at any time).
+    `also` holds posts whose arms ride along on the servers that the wanted ones start; arms of theirs that need another server stay undone.
+    A finished record counts when it was finished after `since` (null: at any time). Of several posts one that fails does not stop the others;
+    the error comes at the end.
     """
-    wanted = jobs.prepare(request["post"], request["rig"], request.get("parameters", {}))
+    wanted = [job for post, parameters in request["posts"].items() for job in jobs.prepare(post, request["rig"], parameters)]
     riders = [job for post, parameters in request.get("also", {}).items() for job in jobs.prepare(post, request["rig"], parameters)]
     for job in (*wanted, *riders):
         if Path(job.folder).is_dir():  # and not the name of a model on a hub
@@ -105,8 +106,19 @@ def _measure(wanted: list[jobs.Job], riders: list[jobs.Job], batch: _Batch) -> l
         groups.setdefault(job.server_key, []).append(job)
     needed = [group for group in groups.values() if any(job in wanted and batch.finished(job) is None for job in group)]
     batch.todo = [job for group in needed for job in group if batch.finished(job) is None]
+    failed: dict[str, WallError] = {}
     for group in needed:
-        batch.run(group)
+        try:
+            batch.run(group)
+        except WallError as problem:
+            posts = {job.protocol.name for job in group if job in wanted and batch.finished(job) is None}
+            if len({job.protocol.name for job in wanted}) == 1:
+                raise
+            batch.report("note", text=f"{group[0].name} failed: {problem.message}")
+            failed |= dict.fromkeys(sorted(posts - set(failed)), problem)
+    if failed:
+        name, problem = next(iter(failed.items()))
+        raise WallError(f"not measured to the end: {', '.join(failed)}. {name}: {problem.message}", problem.remedy)
     return [batch.finished(job) for job in wanted]
 
 
@@ -179,6 +191,10 @@ class _Batch:
                 for station in stations:
                     if not station.failed:
                         self._seal(station.job, station.draft)
+                # One that was wanted did not come through: an error, but not before the others are safe.
+                for station in stations:
+                    if station.failed and any(station.job is job for job in self.wanted):
+                        raise station.failed
         except EngineRefused:
             for draft in drafts.values():
                 spent = round(time.perf_counter() - CLOCK_ZERO - start["clock_s"], 2)
@@ -186,16 +202,14 @@ class _Batch:
             raise
 
     def _work(self, station: _Station, profiled: bool, announce: Callable[[], None]) -> None:
-        """One job's points with or without the profiler. A rider that fails is left for its own turn; the wanted post goes on."""
+        """One job's points with or without the profiler. One that fails while the server lives is left; the others go on."""
         if station.failed:
             return
         try:
             station.run(profiled, announce)
         except WallError as problem:
-            if any(station.job is job for job in self.wanted):
-                raise
             station.server.require_alive()
-            station.failed = True
+            station.failed = problem
             self.report("note", text=f"{station.job.name} is left for later: {problem.message}")
 
     def _announce(self, drafts: dict[str, records.Draft]) -> None:
@@ -236,7 +250,7 @@ class _Station:
     watcher: Watcher
     folder: Path
     report: Reporter
-    failed: bool = False
+    failed: WallError | None = None
 
     def missing(self, profiled: bool) -> list[plans.Point]:
         return [point for point in jobs.missing_points(self.job, self.draft.points()) if (point.pass_name == "trace") == profiled]
@@ -334,7 +348,7 @@ def _server(job: jobs.Job, folder: Path) -> Server | Attached:
     flags = {**job.flags, "profiler-config": profiler_config(folder / TRACES)}
     return Server(serve_argv(job.folder, served, flags), served_name=served, engine=job.engine, log=folder / LOG,
                   port=job.values.get("port") or free_port(), environment=job.environment,
-                  ready_timeout_s=job.rig.engine.get("ready_timeout_s", 600.0))
+                  ready_timeout_s=job.rig.engine.get("ready_timeout_s", 600.0), keep_imports=job.rig.engine.get("keep_imports", False))
 
 
 def _clients(job: jobs.Job, base_url: str) -> dict[str, Any]:

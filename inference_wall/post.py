@@ -44,7 +44,7 @@ def open_runs(post: str, *, rig: str = "auto", mode: str = "recorded", **paramet
         # Outside a batch whoever executes a notebook live wants it measured now.
         since = batch["since"] if batch else records.now()
         found = arms.of_runs(records.open_run(path) for path in
-                             measure(post, chosen.name, {**parameters, "mode": mode}, show, also=batch.get("also", {}), since=since))
+                             measure({post: {**parameters, "mode": mode}}, chosen.name, show, also=batch.get("also", {}), since=since))
     else:
         found = recorded(post, values["rig"], committed_only=committed_only())
     page = os.environ.get(PAGE_VARIABLE)
@@ -73,11 +73,12 @@ def recorded(post: str, rig: str = "auto", committed_only: bool = False) -> ArmS
                     + (", then wall keep" if committed_only else ""))
 
 
-def measure(post: str, rig: str, parameters: dict[str, Any], show: Callable[[Event], None], *, also: dict[str, dict[str, Any]] | None = None,
+def measure(posts: dict[str, dict[str, Any]], rig: str, show: Callable[[Event], None], *, also: dict[str, dict[str, Any]] | None = None,
             since: str | None = None) -> list[Path]:
     """Run the measure process to its end and return the records' folders, one an arm; `show` gets each of its reports.
 
-    `also`: posts with their parameters whose arms may ride along on the same servers. `since`: see `records.find`.
+    `posts`: what to measure, with parameters. `also`: posts with their parameters whose arms may ride along on the same servers. `since`: see
+    `records.find`.
 
     The process holds our end of a pipe: if this process dies, however it dies, the pipe closes and the server is stopped.
     """
@@ -85,7 +86,7 @@ def measure(post: str, rig: str, parameters: dict[str, Any], show: Callable[[Eve
                                stderr=_error_log(), text=True, start_new_session=True, cwd=rigs.root())
     last: Event = {}
     try:
-        request = {"post": post, "rig": rig, "parameters": parameters, "also": also or {}, "since": since}
+        request = {"posts": posts, "rig": rig, "also": also or {}, "since": since}
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
         for line in process.stdout:

@@ -10,7 +10,6 @@ Not:    load (`load`), counters (`watch`), what the log's lines mean (`engines`)
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -25,6 +24,7 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from . import standby
 from .engines import CACHE_CONFIG, Engine
 from .errors import EngineRefused, WallError
 from .weights import cache_folder
@@ -32,7 +32,6 @@ from .weights import cache_folder
 HOST = "127.0.0.1"
 STOP_S = 20.0
 LOG_TAIL_LINES = 25
-PR_SET_PDEATHSIG = 1
 
 
 def flags_to_argv(flags: dict[str, Any]) -> list[str]:
@@ -148,17 +147,18 @@ class Attached(_Client):
 class Server(_Client):
     """`vllm serve` in its own process group. Enter to start and wait until ready, leave to stop.
 
-    `argv` is the full command line but for host and port; `log` is the file that takes its output.
+    `argv` is the full command line but for host and port; `log` is the file that takes its output. `keep_imports`: fork it from a process
+    that has made the engine's imports (see `standby`).
     """
 
     def __init__(self, argv: list[str], *, served_name: str, engine: Engine, log: Path, port: int,
-                 environment: dict[str, str] | None = None, ready_timeout_s: float = 600.0):
+                 environment: dict[str, str] | None = None, ready_timeout_s: float = 600.0, keep_imports: bool = False):
         self.argv = [*argv, "--host", HOST, "--port", str(port)]
         self.served_name, self.engine, self.log, self.port = served_name, engine, log, port
         self.environment = dict(environment or {})
-        self.ready_timeout_s = ready_timeout_s
+        self.ready_timeout_s, self.keep_imports = ready_timeout_s, keep_imports
         self.base_url = f"http://{HOST}:{port}"
-        self.process: subprocess.Popen | None = None
+        self.process: subprocess.Popen | standby.Forked | None = None
         self.facts: dict[str, Any] = {}
 
     def __enter__(self) -> Server:
@@ -180,10 +180,14 @@ class Server(_Client):
         environment = _environment(self.environment)
         self.cached = compile_caches(environment)
         self.started = time.perf_counter()
-        with self.log.open("ab") as sink:
-            self.process = subprocess.Popen(
-                self.argv, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-                env=environment, preexec_fn=_end_with_parent)
+        if self.keep_imports:
+            standby.launch(environment)
+            self.process = standby.serve(self.argv, self.log, environment)
+        else:
+            with self.log.open("ab") as sink:
+                self.process = subprocess.Popen(
+                    self.argv, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                    env=environment, preexec_fn=standby.end_with_parent)
         _remember(self.process, self.port)
 
     def wait_ready(self) -> None:
@@ -213,11 +217,12 @@ class Server(_Client):
                 raise EngineRefused(f"the server came up, but its first generation failed ({cause})", message,
                                     "look at the log's last lines above") from problem
             raise WallError(message, "look at the log's last lines above") from problem
+        said = self.log.read_text(errors="replace")
         self.facts = {
             "argv": self.argv, "environment": self.environment, "pid": self.process.pid, "version": self.version(),
             "ready_s": round(time.perf_counter() - self.started, 2), "first_text": text,
             "compiled": {"before": self.cached, "after": compile_caches(_environment(self.environment))},
-            "said": self.engine.parse_log(self.log.read_text(errors="replace")) | self.cache_facts(self.engine), "base_url": self.base_url,
+            "imports_kept": standby.facts(said), "said": self.engine.parse_log(said) | self.cache_facts(self.engine), "base_url": self.base_url,
         }
 
     def require_alive(self, starting: bool = False) -> None:
@@ -265,7 +270,7 @@ def serve_argv(model: str, served_name: str, flags: dict[str, Any]) -> list[str]
     """The command line of a server without host and port. `--trust-remote-code` is refused: no code from a model repository."""
     if "trust-remote-code" in flags:
         raise WallError("trust-remote-code is not allowed in a rig", "remove it: the models of the series need no code of their own")
-    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", served_name, *flags_to_argv(flags)]
+    return [sys.executable, "-m", standby.MAIN, "serve", model, "--served-model-name", served_name, *flags_to_argv(flags)]
 
 
 def _environment(extra: dict[str, str]) -> dict[str, str]:
@@ -286,11 +291,6 @@ def compile_caches(environment: dict[str, str]) -> dict[str, int]:
     graphs = Path(environment.get("VLLM_CACHE_ROOT") or Path.home() / ".cache" / "vllm") / "torch_compile_cache"
     kernels = Path(environment["TRITON_CACHE_DIR"])
     return {"graphs": sum(1 for path in graphs.rglob("*") if path.is_file()), "kernels": sum(1 for _ in kernels.glob("*"))}
-
-
-def _end_with_parent() -> None:
-    """In the child, before exec: the kernel ends it when our process ends, however that ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end_group(pid: int) -> None:

@@ -390,7 +390,7 @@ from inference_wall import cli, engines, jobs, load, measure, post
 jobs.installed = lambda: engines.engine("0.25.1")
 jobs.model_folder = lambda rig, model: "nowhere"
 asked = []
-post.measure = lambda *arguments, **options: asked.append((arguments[:3], options))
+post.measure = lambda *arguments, **options: asked.append((arguments[:2], options))
 common = ["run", "all", "--rig", "h200-4b", "--base-url", "http://127.0.0.1:9"]
 results = [CliRunner().invoke(cli.main, [*common, option]) for option in ("--plan", "--records-only")]
 results.append(CliRunner().invoke(cli.main, ["run", "part_1", *common[2:]]))
@@ -403,7 +403,7 @@ print(json.dumps([[result.exit_code, result.output] for result in results] + [as
     assert plan[0] == 0 and "part_5" in plan[1], plan
     assert measured[0] == 0, measured
     posts = list(rigs.load_rig("h200-4b").posts)
-    assert [arguments[0] for arguments, _ in asked] == posts
-    assert list(asked[0][1]["also"]) == posts[1:] and asked[-1][1]["also"] == {}
-    assert all(arguments[1] == "h200-4b" and arguments[2] == {"base_url": "http://127.0.0.1:9", "mode": "live"} for arguments, _ in asked)
+    (wanted, rig), _ = asked[0]
+    assert len(asked) == 1 and list(wanted) == posts and rig == "h200-4b"
+    assert all(given == {"base_url": "http://127.0.0.1:9", "mode": "live"} for given in wanted.values())
     assert with_pages[0] == 1 and "this environment has no" in with_pages[1] and "--records-only" in with_pages[1]

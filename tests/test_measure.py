@@ -84,8 +84,10 @@ def stand_ins(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(post="part_2", events=None, **more):
-    return measure.measure({"post": post, "rig": "cpu", **more}, lambda event, **facts: events.append((event, facts)) if events is not None else None)
+def run(post="part_2", events=None, parameters=None, **more):
+    posts = {post: parameters or {}} if isinstance(post, str) else post
+    seen = [] if events is None else events
+    return measure.measure({"posts": posts, "rig": "cpu", **more}, lambda event, **facts: seen.append((event, facts)))
 
 
 def test_one_start_an_arm_and_one_record_an_arm():
@@ -107,6 +109,31 @@ def test_posts_that_can_use_the_same_server_share_its_start():
     assert Server.started[5:] == ["part_4 blocks-17"]
     every = [each for post in ("part_2", "part_3", "part_4") for each in arms.newest(post, "cpu")]
     assert arms.accounting(every)["starts"] == 6 and not any(arms.newest(post, "cpu").missing for post in ("part_2", "part_3", "part_4"))
+
+
+def test_several_posts_in_one_process_start_each_server_once():
+    paths = run({"part_2": {}, "part_3": {}, "part_4": {}})
+    assert len(Server.started) == 6 and len(paths) == 8
+    assert not any(arms.newest(post, "cpu").missing for post in ("part_2", "part_3", "part_4"))
+
+
+def test_a_post_that_fails_stops_no_other_one_and_is_an_error_at_the_end(monkeypatch):
+    Server.refuse = {"cap-1": WallError("the server died", "look")}
+    with pytest.raises(WallError, match=r"not measured to the end: part_3\. part_3: the server died"):
+        run({"part_3": {}, "part_4": {}})
+    assert arms.newest("part_3", "cpu").missing == ["cap-1"] and not arms.newest("part_4", "cpu").missing
+
+    real = measure._Station._one_point
+
+    def fail(self, point, number, *, keep):
+        if self.job.name == "part_5 float32":
+            raise WallError("no token came", "look")
+        real(self, point, number, keep=keep)
+
+    monkeypatch.setattr(measure._Station, "_one_point", fail)
+    with pytest.raises(WallError, match="not measured to the end: part_5"):
+        run({"part_5": {}, "part_2": {}})
+    assert not arms.newest("part_2", "cpu").missing and arms.newest("part_5", "cpu").missing == ["float32"]
 
 
 def test_a_refused_arm_is_recorded_and_the_rest_goes_on():
