@@ -23,15 +23,20 @@ def sets(post: str, committed_only: bool = False) -> dict[str, ArmSet]:
     """The newest testable records of a post by rig, the best evidence first; empty where there are none.
 
     First what is newest and not committed: whoever has just measured wants to see it (this machine's own rig before another that was asked
-    for by name). Then the rigs of `experiments/prominence.toml`, other GPUs, processors, each by name.
+    for by name). Then GPUs, then processors: those whose arms were all measured before those that lack some, and among equals in the order of
+    `in_order`.
     """
     names = {path.parent.name for path in records.record_folders(post, committed_only=committed_only)}
     found = [each for each in (arms.newest(post, name, committed_only) for name in names) if each is not None and each.testable]
     local = {each.rig for each in found if any(run.is_local for run in each)}
     here = rigs.pick_rig("auto").name if len(local) > 1 else None
-    ranked = in_order(each.rig for each in found if not _on_a_processor(each)), in_order(each.rig for each in found if _on_a_processor(each))
-    places = [*sorted(local, key=lambda name: name != here), *ranked[0], *ranked[1]]
-    return {each.rig: each for each in sorted(found, key=lambda each: places.index(each.rig))}
+    order = in_order(each.rig for each in found)
+
+    def place(each: ArmSet) -> tuple[bool, ...]:
+        mine = each.rig in local
+        return not mine, mine and each.rig != here, _on_a_processor(each), bool(each.missing)
+
+    return {each.rig: each for each in sorted(found, key=lambda each: (*place(each), order.index(each.rig)))}
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -166,10 +166,11 @@ def _load(book: headline.Book, found: Findings) -> None:
 
 
 def _shape(book: headline.Book, found: Findings) -> None:
-    """The four numbers that every post must give. The headline: the flood of the bigger, quantized model over that of the smaller one."""
-    pair = found.pair("bigger")
-    book.put("headline", _headline(pair, "the small model") if pair else None,
-             reason="one of the two floods was not measured or is not valid" if pair else ABSENT["bigger"])
+    """The four numbers that every post must give. The headline: the flood of the bigger, quantized model over that of the smaller one; where a rig
+    has no such pair, the step of one sequence of the same model in fewer bits."""
+    bigger, same = found.pair("bigger"), found.pair("same")
+    text = _headline(bigger, "the small model") if bigger else _same_headline(same) if same else None
+    book.put("headline", text, reason="one of the two numbers was not measured or is not valid" if bigger or same else ABSENT["bigger"])
     book.put("headline_published", _headline(published_pairs().iloc[0].to_dict(), "the 4B"))
     verdict, because = found.verdict
     book.put("shape", verdict)
@@ -182,6 +183,13 @@ def _headline(pair: dict[str, Any], small: str) -> str | None:
         return None
     size = next((f" at {pair[name]:.3g} x the {quantization.PREDICTORS[name]}" for name in ("parameters", "loaded") if pair[name]), "")
     return f"{100 * pair['flood']:.0f} % of {small}'s tokens/s{size}"
+
+
+def _same_headline(pair: dict[str, Any]) -> str | None:
+    """What fewer bits did to a step of the same model; null without its step time."""
+    if pair["one"] is None:
+        return None
+    return f"a step takes {pair['one']:.2f} x as long" + (f" at {pair['streamed']:.2f} x the bytes" if pair["streamed"] else "") + " (same model)"
 
 
 # --- the author's figures ---------------------------------------------------------------------------------------------

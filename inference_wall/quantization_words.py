@@ -10,14 +10,12 @@ Not:    named numbers (`part_5`), the analysis (`quantization`), figures (`quant
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 from . import quantization, tables, trace
 from .chart import digits
 from .errors import WallError
 from .part_5 import Findings
-from .trace_families import NO_OPERATOR
 
 SMALL_PERCENT = 5.0  # a difference that is called small
 
@@ -36,6 +34,20 @@ def variants_sentence(found: Findings) -> str:
         parts.append(f"No record yet of {_listed([f'`{name}`' for name in found.arms.missing])}.")
     if not found.rows.empty and len(found.rows) == 1:
         parts.append("With one variant there is nothing to compare on this rig; the published pair below is all that this page can judge.")
+    return " ".join(parts)
+
+
+def formats_sentence(found: Findings) -> str:
+    """How the weights of each quantized variant are stored, and what becomes of the inputs."""
+    known = {name: [f"`{row['arm']}`" for row in found.rows.to_dict("records") if name in row["formats"]] for name in ("int8", "int4")}
+    parts = []
+    if known["int8"]:
+        parts.append(f"In {_listed(known['int8'])} the whole numbers run from -128 to 127, with one scale a row. The inputs of each multiplication "
+                     "are rounded to 8 bits too, while it runs; so the arithmetic changes as well as the bytes.")
+    if known["int4"]:
+        parts.append(f"In {_listed(known['int4'])} they take 16 values, with a scale for each group of 128 weights (the format is called AWQ). "
+                     "Only the MLPs, the largest matrices of each layer, have them; the rest stays in 16 bits, as published checkpoints of this kind "
+                     "leave it. The inputs keep their 16 bits: the kernel turns each weight back on its way to the multiplication.")
     return " ".join(parts)
 
 
@@ -100,52 +112,6 @@ def bound_sentence(found: Findings) -> str:
             + " ".join(parts))
 
 
-def kernels_table(found: Findings) -> str:
-    """What proves which kernel ran: the engine's log, and the matrix operator that took most time in the trace."""
-    rows = []
-    for row in found.rows.to_dict("records"):
-        name, share = top_operator(quantization.traced(found.arms).get(row["arm"]))
-        rows.append((row["arm"], row["method"] or "none", row["kernel"] or ("none: not quantized" if row["role"] == "base" else "not said"),
-                     name or "no trace", f"{100 * share:.0f} %" if share is not None else "–"))
-    return tables.plain_table(["variant", "method, by the log", "kernel, by the log", "longest matrix operator, by the trace", "of the step"], rows,
-                               "part_5_kernels.csv")
-
-
-def top_operator(path: Path | None) -> tuple[str | None, float | None]:
-    """The matrix multiplication with the most self time in a trace and its share of the steps; nulls without a trace or such an operator."""
-    try:
-        frame = trace.operators(path) if path is not None else None
-    except WallError:
-        frame = None
-    if frame is None or frame.empty:
-        return None, None
-    found = frame[(frame["family"] == "matrix multiplication") & (frame["name"] != NO_OPERATOR)]
-    return (None, None) if found.empty else (str(found.iloc[0]["name"]), float(found.iloc[0]["share"]))
-
-
-def kernel_sentence(found: Findings) -> str:
-    """Whether the quantized variants are proven to have run in fewer bits: the log names a kernel, and the trace another operator."""
-    others = [row for row in found.rows.to_dict("records") if row["role"] != "base"]
-    if not others:
-        return "No quantized variant was measured, so there is no kernel to prove."
-    paths = quantization.traced(found.arms)
-    start = found.role("base")
-    usual = top_operator(paths.get(start["arm"]))[0] if start else None
-    parts = []
-    for row in others:
-        own = top_operator(paths.get(row["arm"]))[0]
-        said = f"the log names `{row['kernel']}`" if row["kernel"] else "the log names no kernel"
-        if own is None or usual is None:
-            seen = "there is no pair of traces to check it against"
-        elif own == usual:
-            seen = f"but the trace spends its time in `{own}`, as the unquantized variant does"
-        else:
-            seen = f"and the trace spends its time in `{own}`, where the unquantized variant is in `{usual}`"
-        sure = "" if row["kernel"] and own and usual and own != usual else " **That is no proof.**"
-        parts.append(f"`{row['arm']}`: {said}, {seen}.{sure}")
-    return " ".join(parts)
-
-
 def steps_table(found: Findings) -> str:
     """The line of each variant with its intervals, measured steps of the smallest and the largest batch, and the bandwidth that they imply."""
     rows = [(row["arm"], _ranged(row["fixed_ms"], row["fixed_low"], row["fixed_high"], row["fit_reason"]),
@@ -196,12 +162,22 @@ def thesis_sentence(found: Findings) -> str:
         by = "fixed terms" if pair["measured_by"] == quantization.FIXED else "steps of one sequence"
         interval = f"about 95 percent: {pair['low']:.2f} to {pair['high']:.2f}" if pair["low"] is not None else "no interval"
         near = f" Nearest: {' and '.join(pair['nearest'])}." if pair["nearest"] else ""
+        near += _promised(pair)
         doubt = {"cannot tell": " It cannot tell bytes from parameters: ", "neither": " That is not near: "}.get(pair["says"])
         also = (f" At a batch of {pair['largest_batch']:.0f}: {pair['largest']:.2f}."
                 if pair["measured_by"] == quantization.ONE and pair["largest"] and pair["largest_batch"] > 1 else "")
         parts.append(f"`{pair['arm']}`: measured **{pair['measured']:.2f}** by {by} ({interval}).{near}" +
                      (f"{doubt}{pair['reason']}." if doubt and pair["reason"] else "") + also)
     return "\n".join([*(f"- {part}" for part in parts), "", _end(found)])
+
+
+def _promised(pair: dict[str, Any]) -> str:
+    """For one model in two formats whose step got shorter, and by less than its bytes say: how much of the promise came."""
+    streamed, measured = pair["streamed"], pair["measured"]
+    if pair["parameters"] is None or abs(pair["parameters"] - 1) > 0.01 or streamed is None or not streamed < measured < 1:
+        return ""
+    return (f" Bytes promise a step that is {100 * (1 - streamed):.0f} percent shorter, and {100 * (1 - measured):.0f} percent came: "
+            f"{100 * (1 - measured) / (1 - streamed):.0f} percent of the promise.")
 
 
 def _end(found: Findings) -> str:
@@ -246,7 +222,8 @@ def bandwidth_sentence(found: Findings) -> str:
     already = "" if first >= quantization.WAITS_PERCENT else "Already the unquantized step does not wait for memory alone. "
     if all(share < ALIKE * first for share in fewer):
         return (f"{text}{already}With fewer bits the share falls. So with fewer bits the step waits for something else than bytes: for arithmetic, "
-                "or for the software between operators. A format may also add work, such as rounding the inputs.")
+                "for the software between operators, or for a kernel that moves its bytes more slowly. A format may also add work, such as rounding "
+                "the inputs.")
     if all(ALIKE * first <= share <= first / ALIKE for share in fewer):
         if all(share >= NEAR_PERCENT for share in shares):
             return text + "It stays about the same in every format, which is what one expects of a step that waits for its bytes."
@@ -321,6 +298,28 @@ def room_sentence(found: Findings) -> str:
             "much of it a token takes." if by_hand else
             "Whatever the weights leave of the memory goes to the cache, and a model's own shape decides how much of it a token takes.")
     return f"The caches differ: {parts}. {room}"
+
+
+def quality_intro(found: Findings) -> str:
+    """How the words were checked, or that random weights have none."""
+    asked = found.quality.dropna(subset="text_tokens")
+    if asked.empty:
+        return ("Speed is half of the bargain. The other half cannot be seen on this rig: random weights have no words to lose. Where a rig has "
+                "real weights, each server is shown the same plain text and asked how likely it finds it.")
+    text, beginnings = int(asked["text_tokens"].max()), int(asked["continuations"].max())
+    return (f"Speed is half of the bargain. Each server with real weights was shown the same plain text of {text:,} tokens and asked how likely it "
+            "finds each of them. {term}`Perplexity <perplexity>` sums that up: the number of equally good guesses among which the model is torn, on "
+            f"average. Less is better. Then it continued {beginnings} short beginnings, always with the likeliest token. Two variants that part at "
+            "one token go on from different texts, so only the tokens before the first difference are compared.")
+
+
+def quality_limits(found: Findings) -> str:
+    """What such a check can show; empty where there was none."""
+    if found.quality.dropna(subset="text_tokens").empty:
+        return ""
+    return ("Both questions went through the server and its kernels, not through another program that reads the same folder. Read the result for "
+            "what it is: a small check can show damage, and cannot show that there is none. Greedy continuations also part for reasons that are no "
+            "loss: where two tokens are almost equally likely, the last bit decides.")
 
 
 def quality_table(found: Findings) -> str:

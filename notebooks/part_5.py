@@ -18,7 +18,8 @@
 # a model with twice the parameters at half the bits comes for free.
 # **Does a step take as long as its bytes, or as its parameters? And what do the words lose?**
 #
-# We serve one model in its full width, then with fewer bits, then a bigger one with fewer bits.
+# We serve one model in its full width, then with fewer bits; and, where the rig has one,
+# a bigger model with fewer bits.
 
 # %% tags=["parameters"]
 rig = "auto"  # the machine and model; see experiments/rigs
@@ -42,6 +43,7 @@ from inference_wall import (
     quantization,
     quantization_figures,
     quantization_words,
+    quantized_kernels,
     tables,
     trace_figures,
 )
@@ -64,12 +66,15 @@ display(HTML(tables.setup_table(arms.first, numbers)))
 display(Markdown(quantization_words.variants_sentence(found)))
 
 # %% [markdown]
-# {term}`Quantization <quantization>`, as it was done to the small model that comes with this book, takes few words. Take
-# one row of a table of weights. Find its largest weight. Spread the whole numbers from -128 to 127 over that range, and
-# replace each weight by the nearest of them. Keep one more number a row, the *scale*, to turn whole numbers back into
-# weights. The table of words at the model's entrance and exit stays as it is. The inputs of each multiplication are
-# rounded to 8 bits too, while it runs; so the arithmetic changes as well as the bytes.
-#
+# {term}`Quantization <quantization>` takes few words. Take one row of a table of weights, or a piece of it. Find its
+# largest weight. Spread the whole numbers that the bits can tell apart over that range, and replace each weight by the
+# nearest of them. Keep one more number a row or piece, the *scale*, to turn whole numbers back into weights. The table of
+# words at the model's entrance and exit stays as it is.
+
+# %%
+display(Markdown(quantization_words.formats_sentence(found)))
+
+# %% [markdown]
 # Three loads go to each server:
 #
 # - **Steps:** {num}`part_5.here.batches` equal streams at once, {num}`part_5.here.steps_output_len` tokens each, and
@@ -130,10 +135,10 @@ display(Markdown(quantization_words.bound_sentence(found)))
 # server's log names the kernel that it chose, and a trace names the operator that took the time.
 
 # %%
-display(HTML(quantization_words.kernels_table(found)))
+display(HTML(quantized_kernels.kernels_table(found)))
 
 # %%
-display(Markdown(quantization_words.kernel_sentence(found)))
+display(Markdown(quantized_kernels.kernel_sentence(found)))
 
 # %% [markdown]
 # ## The steps
@@ -164,6 +169,11 @@ display(Markdown(quantization_words.thesis_sentence(found)))
 # %%
 display(Markdown(quantization_words.bandwidth_sentence(found)))
 
+# %%
+speeds = quantized_kernels.speeds(found.rows, traces)
+display(HTML(quantized_kernels.table(speeds)))
+display(Markdown(quantized_kernels.sentence(speeds, found.rows)))
+
 # %% [markdown]
 # ## The flood
 #
@@ -182,12 +192,9 @@ display(Markdown(quantization_words.room_sentence(found)))
 
 # %% [markdown]
 # ## What the words lose
-#
-# Speed is half of the bargain. Each server with real weights was shown the same plain text of
-# {num}`part_5.here.quality_text_tokens` tokens and asked how likely it finds each of them. {term}`Perplexity <perplexity>`
-# sums that up: the number of equally good guesses among which the model is torn, on average. Less is better. Then it
-# continued {num}`part_5.here.quality_continuations` short beginnings, always with the likeliest token. Two variants that
-# part at one token go on from different texts, so only the tokens before the first difference are compared.
+
+# %%
+display(Markdown(quantization_words.quality_intro(found)))
 
 # %%
 display(HTML(quantization_words.quality_table(found)))
@@ -195,11 +202,10 @@ display(HTML(quantization_words.quality_table(found)))
 # %%
 display(Markdown(quantization_words.quality_sentence(found)))
 
+# %%
+display(Markdown(quantization_words.quality_limits(found)))
+
 # %% [markdown]
-# Both questions went through the server and its kernels, not through another program that reads the same folder. Read the
-# result for what it is: a small check can show damage, and cannot show that there is none. Greedy continuations also part
-# for reasons that are no loss: where two tokens are almost equally likely, the last bit decides.
-#
 # ## One step, from inside
 #
 # The profiler slows the engine down, and not evenly. From a trace we read names and shares, never a latency.

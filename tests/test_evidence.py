@@ -14,11 +14,11 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def record(where, rig, kind, day=1, refused=None):
+def record(where, rig, kind, day=1, refused=None, arms=("default",)):
     draft = records.Draft.open("part_1", rig, "default", {"rig": rig, "day": day}, where=where)
     identity = draft.folder / "identity.json"
     identity.write_text(identity.read_text().replace(draft.started, f"2026-01-0{day}T00:00:00+00:00"))
-    document = {"post": "part_1", "arm": "default", "rig": {"name": rig, "kind": kind}, "starts": []}
+    document = {"post": "part_1", "arm": "default", "set_arms": list(arms), "rig": {"name": rig, "kind": kind}, "starts": []}
     return draft.finish(document | ({"not_testable": refused} if refused else {}), {})
 
 
@@ -37,6 +37,13 @@ def test_what_was_just_measured_here_comes_before_all_of_it_until_it_is_kept(fol
     (folder / "part_1" / "cpu").mkdir(parents=True)
     path.rename(folder / "part_1" / "cpu" / path.name)
     assert list(evidence.sets("part_1")) == ["h200-27b", "cpu"]
+
+
+def test_of_two_gpus_the_one_that_lacks_an_arm_comes_second_but_before_a_processor(folder):
+    record(folder, "h200-27b", GPU, arms=("default", "another"))
+    record(folder, "h200-4b", GPU)
+    record(folder, "cpu", CPU)
+    assert list(evidence.sets("part_1")) == ["h200-4b", "h200-27b", "cpu"]
 
 
 def test_an_old_local_record_does_not_hide_better_evidence(folder):

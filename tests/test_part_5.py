@@ -9,11 +9,18 @@ from bs4 import BeautifulSoup
 from post_page import check_numbers, check_parameters
 from test_quantization import SETS
 
-from inference_wall import part_5, published, published_numbers, quantization_words, rigs, trace
+from inference_wall import part_5, published, published_numbers, quantization_words, quantized_kernels, rigs, trace
 
 NOTEBOOK = (rigs.root() / "notebooks" / "part_5.py").read_text(encoding="utf-8")
-SENTENCES = ("variants", "width", "floor", "bound", "kernel", "line", "thesis", "bandwidth", "same", "bigger", "room", "quality", "relative")
+SENTENCES = ("variants", "width", "floor", "bound", "kernel", "line", "thesis", "bandwidth", "same", "bigger", "room", "quality", "relative",
+             "formats")
 TABLES = ("bytes", "kernels", "steps", "quality")
+
+
+def words(name):
+    """A sentence or table by its name, from whichever module writes it."""
+    return getattr(quantization_words, name, None) or getattr(quantized_kernels, name)
+
 
 
 @pytest.fixture(scope="module", params=SETS.values(), ids=SETS.keys())
@@ -72,6 +79,25 @@ def test_numbers_of_the_toy(numbers):
     assert numbers["same_fixed_ms"]["run"].startswith("int8-") and numbers["base_fixed_ms"]["run"].startswith("float32-")
 
 
+def test_without_a_bigger_model_the_headline_is_the_step_of_the_same_model():
+    entries = part_5.numbers(toy.arm_set(toy.base(), toy.same()))
+    assert value(entries, "headline") == "a step takes 0.52 x as long at 0.50 x the bytes (same model)"
+
+
+def test_a_step_that_is_shorter_by_less_than_its_bytes_says_how_much_came():
+    slow = toy.Run("int8", toy.SAME | {"fixed": 1_500}, flood=210.0)
+    text = quantization_words.thesis_sentence(part_5.look(toy.arm_set(toy.base(), slow)))
+    assert "50 percent shorter, and 25 percent came: 50 percent of the promise" in text
+    assert "promise" not in quantization_words.thesis_sentence(part_5.look(toy.arm_set(toy.base(), toy.same(), toy.bigger())))
+
+
+def test_the_words_of_random_weights_are_not_asked_about(founds):
+    asked = founds["whole"]
+    random = part_5.look(toy.arm_set(toy.Run("float32", toy.BASE, weights="random"), toy.Run("int8", toy.SAME, weights="random")))
+    assert "plain text of" in quantization_words.quality_intro(asked) and quantization_words.quality_limits(asked)
+    assert "random weights have no words to lose" in quantization_words.quality_intro(random) and not quantization_words.quality_limits(random)
+
+
 def test_an_invalid_flood_gives_no_headline():
     bigger = toy.bigger()
     next(point for point in bigger.points if point["load"] == "flood")["validity"] = {"valid": False, "reasons": ["failures"]}
@@ -84,7 +110,7 @@ def test_an_invalid_flood_gives_no_headline():
 
 @pytest.mark.parametrize("name", SENTENCES)
 def test_every_sentence_is_whole_for_every_set(any_found, name):
-    text = getattr(quantization_words, f"{name}_sentence")(any_found)
+    text = words(f"{name}_sentence")(any_found)
     assert not re.search(r"\b(nan|None|inf)\b", text), text
     assert text == "" or text.strip().endswith((".", "**", ")")), text
     assert text.count("**") % 2 == 0 and text.count("`") % 2 == 0
@@ -93,7 +119,7 @@ def test_every_sentence_is_whole_for_every_set(any_found, name):
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_has_a_row_a_variant(any_found, name):
     found = any_found
-    text = getattr(quantization_words, f"{name}_table")(found)
+    text = words(f"{name}_table")(found)
     rows = BeautifulSoup(text, "html.parser").select("tbody tr")
     assert len(rows) == len(found.rows) + (len(found.arms.refused) if name == "bytes" else 0)
     assert not re.search(r"\b(nan|None)\b", text)
@@ -122,7 +148,7 @@ def test_every_table_has_a_row_a_variant(any_found, name):
     ("no bandwidth", "floor", "bandwidth of this machine was not measured"),
 ])
 def test_sentences_follow_the_data(founds, name, sentence, said):
-    assert said in getattr(quantization_words, f"{sentence}_sentence")(founds[name])
+    assert said in words(f"{sentence}_sentence")(founds[name])
 
 
 def test_a_thesis_that_fails_is_said_to_fail():
@@ -172,7 +198,7 @@ def test_bytes_that_are_not_known_are_said_and_never_a_number():
         assert value(entries, name) is None and entries[name]["reason"], name
     assert value(entries, "shape") == "not measured here" and "not both known" in value(entries, "shape_because")
     assert value(entries, "headline") == "60 % of the small model's tokens/s at 1.3 x the loaded bytes"
-    texts = [getattr(quantization_words, f"{name}_sentence")(part_5.look(SETS["hub"]())) for name in SENTENCES]
+    texts = [words(f"{name}_sentence")(part_5.look(SETS["hub"]())) for name in SENTENCES]
     assert not [text for text in texts if re.search(r"(?<![\d.,])0(\.0+)? (GB|ms|percent|times)", text)]
 
 
@@ -203,11 +229,11 @@ def test_a_kernel_is_proven_by_log_and_trace(monkeypatch, tmp_path):
         run._traces[run.points[-1]["point"]] = path
         runs.append(run)
     found = part_5.look(toy.arm_set(*runs))
-    text = quantization_words.kernel_sentence(found)
+    text = quantized_kernels.kernel_sentence(found)
     assert "the log names `CPUInt8`, and the trace spends its time in `_C::onednn_scaled_mm`, where the unquantized variant is in " in text
-    assert "no proof" not in text and "40 %" in quantization_words.kernels_table(found)
+    assert "no proof" not in text and "40 %" in quantized_kernels.kernels_table(found)
     names[paths["b"]] = "aten::linear"
-    assert "no proof" in quantization_words.kernel_sentence(found)
+    assert "no proof" in quantized_kernels.kernel_sentence(found)
 
 
 # --- the author's figures ---------------------------------------------------------------------------------------------
