@@ -34,6 +34,7 @@ port = ""
 from IPython.display import HTML, Markdown, display
 
 from inference_wall import (
+    card_power,
     figures,
     headline,
     laid_over,
@@ -72,7 +73,7 @@ display(Markdown(part_1.weights_sentence(run)))
 # Every request brings a prompt of {num}`part_1.here.input_len` random tokens and wants exactly
 # {num}`part_1.here.output_len` back. Requests arrive at random moments, as from independent users. The generator does
 # not wait for answers before it sends the next one ({term}`open loop`): the public does not wait its turn either. Each
-# load is one {term}`point <offered load>` of {num}`part_1.here.num_prompts` requests.
+# load is one {term}`point <offered load>` of at most {num}`part_1.here.num_prompts` requests.
 #
 # ## What fits
 #
@@ -188,6 +189,18 @@ display(figures.running_batch([sweep], caps={run.document["rig"]["name"]: cap} i
 # in the flood. At the lightest load that is {num}`part_1.here.tpot_over_stream:.1f` times the bound of one weight stream. The
 # bound counts bytes of weights. It does not count arithmetic, the launching of kernels, scheduling, or the steps that read somebody's prompt.
 #
+# ## What the card drew
+
+# %%
+drew = card_power.by_load(run, card_power.offered)
+if len(drew):
+    display(Markdown("""A card has a limit of power. Where it reaches it, the driver lowers the clock, and all arithmetic takes longer. So beside
+every load, this is what the card drew and how fast its clock ran."""))
+    display(HTML(card_power.table(drew, "offered, requests/s")), Markdown(card_power.sentence(drew, run)))
+else:
+    display(Markdown("No card was at work here, or none that the harness could watch."))
+
+# %% [markdown]
 # ## One point, request by request
 
 # %%
@@ -272,7 +285,7 @@ display(Markdown(part_1.takeaways(reading, sweep, knee)))
 # ## What this page does not show
 
 # %%
-display(Markdown(f"One machine, and {numbers['num_prompts']['value']} requests a point. {part_1.repeats_sentence(sweep)}"))
+display(Markdown(f"One machine, and at most {numbers['num_prompts']['value']} requests a point. {part_1.repeats_sentence(sweep)}"))
 
 # %% [markdown]
 # {num}`part_1.here.invalid_points` of {num}`part_1.here.points` points failed a validity check; the

@@ -34,7 +34,7 @@ port = ""
 # %%
 from IPython.display import HTML, Markdown, display
 
-from inference_wall import cliff_figures, cliff_words, headline, held_up, laid_over, part_3, post, step_families, tables
+from inference_wall import card_power, cliff_figures, cliff_words, headline, held_up, laid_over, part_3, post, step_families, tables
 
 arms = post.open_runs("part_3", rig=rig, mode=mode, base_url=base_url, scale=scale, caps=caps, concurrency=concurrency, batches=batches,
                       repeats=repeats, port=port)
@@ -140,6 +140,9 @@ display(cliff_figures.step_line(found.steps, found.fit, found.rig, found.bound["
 # %%
 if held_up.surely(found.batches):
     display(Markdown(held_up.sentence(found.batches, found.fit)), HTML(held_up.table(found.batches)))
+
+# %%
+display(Markdown(card_power.sentence(card_power.by_load(arms.first, card_power.steps_and_floods), arms.first)))
 
 # %%
 display(Markdown(cliff_words.fixed_sentence(found)))

@@ -35,6 +35,7 @@ port = ""
 from IPython.display import HTML, Markdown, display
 
 from inference_wall import (
+    card_power,
     headline,
     laid_over,
     laid_over_figures,
@@ -154,6 +155,12 @@ display(HTML(quantization_words.steps_table(found)))
 
 # %%
 display(Markdown(quantization_words.same_sentence(found)))
+
+# %%
+for arm, run in arms.testable.items():
+    text = card_power.sentence(card_power.by_load(run, card_power.steps_and_floods), run)
+    if text:
+        display(Markdown(f"`{arm}`: {text}"))
 
 # %% [markdown]
 # ## Bytes, or parameters?
