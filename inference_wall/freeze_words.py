@@ -169,7 +169,7 @@ def trade_sentence(arms: Any, cases: Cases) -> str:
     """What chunking costs: the median while the injection lasts, tokens hurt, time lost; and what the choice of window does to the median."""
     load, off, on = compared(cases)
     if off is None or on is None:
-        return f"**The trade cannot be shown here.** {why_absent(arms, cases, 'off' if off is None else 'smallest', load)}."
+        return f"**The trade cannot be shown here:** {why_absent(arms, cases, 'off' if off is None else 'smallest', load)}."
     wide = [case.populations["broad"]["p50_ms"] for case in (off, on)]
     narrow = [case.populations["window"]["p50_ms"] for case in (off, on)]
     hurt = [case.populations["hurt"]["broad"] for case in (off, on)]

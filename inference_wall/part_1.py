@@ -1,10 +1,10 @@
 """Part 1, hit the wall: what the post says of its record, as named numbers and as sentences.
 
-What:   `numbers(arms)` and `published()` for `headline.collect`; the sentences whose words depend on where the knee is.
+What:   `numbers(arms)` and `published()` for `headline.collect`; the sentences of the page that follow from the record.
 Why:    see `headline`: no number in a sentence is typed by hand.
-Use:    numbers(arms)["knee_low"]; knee_sentence(stats.knee(frame, slo))
-Not:    the published rig's own numbers, which the primer uses too (`published_numbers`); figures (`figures`); what a prompt costs the others
-        (`reading_steps`); whether the card waits for the host (`launch_bound`).
+Use:    numbers(arms)["knee_low"]; cold_sentence(run, numbers)
+Not:    the knee in words (`knee_words`); the published rig's own numbers, which the primer uses too (`published_numbers`); figures (`figures`);
+        what a prompt costs the others (`reading_steps`); whether the card waits for the host (`launch_bound`).
 
 Several repeats of a load give the median, the lower of two middle ones, as in the table and the figures; `..._range` says where all of them lie.
 """
@@ -17,11 +17,10 @@ from typing import Any
 
 import pandas as pd
 
-from . import headline, launch_bound, reading_steps, records, trace
+from . import headline, knee_words, launch_bound, reading_steps, records, trace
 from .arms import ArmSet
 from .chart import by_rate, digits
 from .headline import Book
-from .knee import WHOLE_POINT
 from .published import numbers as published_numbers
 from .records import Run
 from .running_batch import of_point
@@ -41,7 +40,8 @@ def numbers(arms: ArmSet) -> dict[str, dict[str, Any]]:
     headline.bound(book)
     _workload(book)
     _sweep(book, run.document, frame)
-    _verdict(book, run.document["settings"]["repeats"])
+    slo = run.document["settings"]["slo"]
+    _verdict(book, run.document["settings"]["repeats"], knee_words.stops_short(frame, slo))
     return book.entries
 
 
@@ -135,19 +135,25 @@ def _range(rows: pd.DataFrame, column: str, unit: str = "") -> str | None:
     return (low if low == high else f"{low} to {high}") + unit
 
 
-def _verdict(book: Book, repeats: int) -> None:
-    """The headline, the published one beside it, and whether the shape held: the wall is where it is, but is it the same kind of wall?"""
+def _verdict(book: Book, repeats: int, short: str) -> None:
+    """The headline, the published one beside it, and whether the shape held: the wall is where it is, but is it the same kind of wall?
+
+    `short`: why the sweep ends before the wall (`knee_words.stops_short`); empty where it does not.
+    """
 
     def value(name: str) -> Any:
         return book.entries[name]["value"]
 
     low, high, status = value("knee_low"), value("knee_high"), value("knee_status")
     slo = f"p{value('slo_percentile'):g} TTFT ≤ {value('slo_ttft_s'):g} s" + (f", worst of {repeats} repeats" if repeats > 1 else "")
-    book.put("headline", (f"{_rate(low)} to {_rate(high)} requests/s" if status == "bracketed" else f"no bracket: {status}") + f" ({slo})")
+    place = f"{knee_words.rate_text(low)} to {knee_words.rate_text(high)} requests/s" if status == "bracketed" else f"no bracket: {status}"
+    book.put("headline", f"{place} ({slo})")
     theirs = published_numbers()
     book.put("headline_published", f"{theirs['published.a10g.knee_low_req_s']['value']:g} to "
                                    f"{theirs['published.a10g.knee_high_req_s']['value']:g} requests/s (p99 TTFT ≤ 1 s)")
     shape, because = _shape(status, value("ttft_growth"), value("finite_tpot_growth"))
+    if short:
+        shape, because = "not measured here", short
     book.put("shape", shape)
     book.put("shape_because", because)
 
@@ -170,83 +176,6 @@ def _shape(status: str, waiting: float | None, beat: float | None) -> tuple[str,
 
 
 # --- sentences whose words depend on the data ---------------------------------------------------------------------
-
-
-def knee_sentence(found: dict[str, Any], frame: pd.DataFrame | None = None) -> str:
-    """The result of `stats.knee` as Markdown, whichever way it came out; with the sweep's frame also how firm it is over the repeats."""
-    low, high = found["bracket"]
-    texts = {
-        "bracketed": f"**The wall stands between {_rate(low)} and {_rate(high)} requests a second.**",
-        "no knee in range": f"**No wall was found:** every offered load up to {_rate(low)} requests a second met the service level.",
-        "fails at the lowest rate": f"**Already the lightest load, {_rate(high)} requests a second, missed the service level.** "
-                                    "The wall is below it.",
-        "not monotone": f"**The wall is not sharp here:** {_rate(high)} requests a second missed the service level, yet a heavier load met it. "
-                        f"The last load below it that held was {_rate(low)}.",
-        "cannot judge": "**No verdict:** no point can bear the percentile of the service level, or none is valid.",
-    }
-    notes = [f"{note[:1].upper()}{note[1:]}." for note in found["notes"] if note and (frame is None or note != WHOLE_POINT)]
-    places = [] if frame is None else _by_repeat(found, frame)
-    firm = [] if frame is None else [*_firmness(found, frame, places), *_whole_points(frame)]
-    if found["status"] == "bracketed" and places:
-        lows, highs = ([one["bracket"][end] for one in places if one["bracket"][end] is not None] for end in (0, 1))
-        if lows and highs and (min(lows), max(highs)) != (low, high):
-            texts["bracketed"] = (
-                f"**The wall stands between {_rate(low)} and {_rate(high)} requests a second by the strict rule: the worst repeat counts. "
-                f"Over the repeats it lies anywhere from {_rate(min(lows))} to {_rate(max(highs))}:** these points are too few and too short to say "
-                "more.")
-    return " ".join([texts[found["status"]], *firm, *notes])
-
-
-def _by_repeat(found: dict[str, Any], frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The knee of each repeat by itself, where there are several; a load that was measured once stands for every repeat."""
-    repeats = sorted(frame.loc[frame["pass"] == "measured", "repeat"].unique())
-    once = _measured_once(frame)
-    return [knee(frame[(frame["repeat"] == repeat) | once], found["slo"]) for repeat in repeats] if len(repeats) > 1 else []
-
-
-def _measured_once(frame: pd.DataFrame) -> pd.Series:
-    return frame[frame["pass"] == "measured"].groupby("request_rate")["repeat"].transform("nunique").reindex(frame.index) == 1
-
-
-def _firmness(found: dict[str, Any], frame: pd.DataFrame, each: list[dict[str, Any]]) -> list[str]:
-    """How much the bracket rests on: why the first load failed, the bracket of each repeat (`each`: `_by_repeat`), and that of the wait for a first
-    token alone."""
-    high, said = found["bracket"][1], []
-    if high is not None:
-        said.append(f"At {_rate(high)} the reason was: {next(rate['reason'] for rate in found['rates'] if rate['request_rate'] == high)}.")
-    if each:
-        once = _measured_once(frame)
-        places = list(dict.fromkeys(_place(one) for one in each))
-        alone = ", ".join(_rate(rate) for rate in sorted(frame.loc[once & (frame["pass"] == "measured"), "request_rate"].unique()))
-        alone = f" ({alone} a second was measured once and counts for each.)" if alone else ""
-        said.append(f"Each of the {len(each)} repeats by itself says the same.{alone}" if len(places) == 1 else
-                    f"The rule takes the worst repeat. Each by itself says: {'; '.join(_place(one) for one in each)}.{alone}")
-    waits = knee(frame, {**found["slo"], "completed_ratio": 0.0})
-    if high is not None and waits["bracket"] != found["bracket"]:
-        said.append(f"By the wait for a first token alone: {_place(waits)}. In between, first tokens come in time, and yet fewer answers are "
-                    "finished than asked for while the load lasts: a queue that grows, or answers that last long beside so short a test.")
-    return said
-
-
-def _place(found: dict[str, Any]) -> str:
-    low, high = found["bracket"]
-    return f"{_rate(low)} to {_rate(high)}" if None not in (low, high) else f"above {_rate(low)}" if low is not None else \
-        f"below {_rate(high)}" if high is not None else "no verdict"
-
-
-def _whole_points(frame: pd.DataFrame) -> list[str]:
-    """Which finite loads have a repeat without a steady window."""
-    rows = frame[(frame["pass"] == "measured") & (frame["request_rate"] != math.inf)]
-    rows = rows[rows["steady_req_s"].isna() & rows["completed_req_s"].notna()]
-    if rows.empty:
-        return []
-    rates = ", ".join(_rate(rate) for rate in sorted(rows["request_rate"].unique()))
-    return [f"At {rates} the test was too short for a steady window in some repeat; there the completed share is over the whole point, and its drain "
-            "makes it too low."]
-
-
-def _rate(rate: float | None) -> str:
-    return "none" if rate is None else f"{rate:g}"
 
 
 def cold_sentence(run: Run, numbers: dict[str, Any]) -> str:

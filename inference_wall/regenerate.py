@@ -155,10 +155,19 @@ def _clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         cell["id"] = f"cell-{number:03d}"
         cell.metadata.pop("papermill", None)
         cell.metadata.pop("execution", None)
+        if "outputs" in cell:
+            cell.outputs = [output for output in cell.outputs if not _shows_nothing(output)]
         tags = cell.metadata.get("tags", [])
         if HIDDEN & set(tags):
             cell.metadata["tags"] = [*tags, "remove-cell"]
     return notebook
+
+
+def _shows_nothing(output: nbformat.NotebookNode) -> bool:
+    """An empty sentence or table: all that is left of it is the name of its Python object, which is not for readers."""
+    data = output.get("data", {})
+    return output.output_type == "display_data" and data.get("text/plain", "").startswith("<IPython.core.display.") and not any(
+        text for kind, text in data.items() if kind != "text/plain")
 
 
 @contextmanager

@@ -19,7 +19,8 @@ from .engines import engine
 from .records import Run
 
 PHASES = ("compile_s", "warmup_run_s", "graph_capture_s")  # of `engines.LOG_FACTS`, in the order of a start
-COLUMNS = ("id", "arms", "model", "ready_s", "state", "new_graphs", "new_kernels", "before_engine_s", *PHASES)
+AT_ONCE_S = 1.0  # a wait for imports below it is none
+COLUMNS = ("id", "arms", "model", "ready_s", "state", "new_graphs", "new_kernels", "imports", "before_engine_s", *PHASES)
 
 
 def table(runs: Iterable[Run]) -> pd.DataFrame:
@@ -27,7 +28,8 @@ def table(runs: Iterable[Run]) -> pd.DataFrame:
 
     arms: the arms that were measured on it, as "part_1 default". state: "cold" where the caches were empty for vLLM's graphs and for Triton's
     kernels, "warm" where the start added nothing to either, else "partly warm". before_engine_s: imports and reading the configuration,
-    that is ready_s without what the engine's own set-up took.
+    that is ready_s without what the engine's own set-up took. imports: "kept" where the server was forked from a process that had made them, "first"
+    where it had to wait for that process, else "its own"; null on records that do not say.
     """
     rows: dict[str, dict[str, Any]] = {}
     for run in runs:
@@ -45,9 +47,11 @@ def _row(start: dict[str, Any], server: dict[str, Any], log: str, run: Run) -> d
     said = engine(run.document["engine"]["version"]).parse_log(log) | server.get("said", {})
     caches = server.get("compiled")
     new = {name: caches["after"][name] - caches["before"][name] if caches else None for name in ("graphs", "kernels")}
-    inside = said.get("engine_start_s")
+    inside, kept = said.get("engine_start_s"), server.get("imports_kept")
+    imports = None if "imports_kept" not in server else "its own" if kept is None else "kept" if kept["waited_s"] < AT_ONCE_S else "first"
     return {"id": start["id"], "arms": [], "model": run.document["model"]["name"], "ready_s": server["ready_s"], "state": _state(caches, new),
-            "new_graphs": new["graphs"], "new_kernels": new["kernels"], "before_engine_s": server["ready_s"] - inside if inside else None,
+            "new_graphs": new["graphs"], "new_kernels": new["kernels"], "imports": imports,
+            "before_engine_s": server["ready_s"] - inside if inside else None,
             **{name: said.get(name) for name in PHASES}}
 
 

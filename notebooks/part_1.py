@@ -37,6 +37,7 @@ from inference_wall import (
     card_power,
     figures,
     headline,
+    knee_words,
     laid_over,
     laid_over_figures,
     part_1,
@@ -156,7 +157,7 @@ display(figures.percentile_curves([sweep], slo=slo, knee=knee))
 # not.
 
 # %%
-display(Markdown(part_1.knee_sentence(knee, sweep)))
+display(Markdown(knee_words.sentence(knee, sweep)))
 display(HTML(tables.knee_table(knee)))
 
 # %%

@@ -163,7 +163,8 @@ display(Markdown(freeze_words.division_sentence(cases)))
 
 # %%
 display(Markdown(freeze_floor.floor_sentence(cases)))
-#
+
+# %% [markdown]
 # ## The price
 
 # %%

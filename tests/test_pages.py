@@ -3,6 +3,7 @@
 import functools
 import re
 
+import jupytext
 import pytest
 
 from inference_wall import headline, post, rigs
@@ -56,6 +57,12 @@ def test_every_post_has_the_whole_skeleton_in_order(post):
     assert -1 not in places and places == sorted(places), dict(zip(SKELETON, places, strict=True))
     assert re.search(r"^# ## (The bound|What we expect), before we", text, flags=re.M), "the bound comes before the measurement"
     assert "trace_figures.step_strip" in text and "headline.reproduce(arms)" in text
+
+
+@pytest.mark.parametrize("path", sorted((rigs.root() / "notebooks").glob("*.py")), ids=lambda path: path.stem)
+def test_no_heading_hides_in_a_code_cell(path):
+    cells = jupytext.read(path).cells
+    assert not [cell.source for cell in cells if cell.cell_type == "code" and re.search(r"^# ?#", cell.source, flags=re.M)]
 
 
 @pytest.mark.parametrize("post", rigs.protocol_names())

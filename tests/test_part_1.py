@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from inference_wall import arms, headline, part_1, reading_steps, records, stats
+from inference_wall import arms, headline, knee_words, part_1, reading_steps, records, stats
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_the_bound_is_bytes_over_bandwidth(run):
     ("cannot judge", [None, None], "No verdict"),
 ])
 def test_the_knee_is_told_whichever_way_it_came_out(status, bracket, said):
-    assert said in part_1.knee_sentence({"status": status, "bracket": bracket, "notes": []})
+    assert said in knee_words.sentence({"status": status, "bracket": bracket, "notes": []})
 
 
 def test_a_bracket_says_how_firm_it_is_over_the_repeats(run):
@@ -73,15 +73,32 @@ def test_a_bracket_says_how_firm_it_is_over_the_repeats(run):
                           ttft_n=500, num_prompts=500, running_mean=10.0, steady_req_s=share * rate, steady_offered_req_s=float(rate))
 
     sweep = pd.concat([point(10, 0, 1.0), point(20, 0, 0.8), point(20, 1, 1.0), point(40, 0, 0.8), point(40, 1, 0.8, ttft=2000.0)], ignore_index=True)
-    said = part_1.knee_sentence(stats.knee(sweep, slo), sweep)
+    said = knee_words.sentence(stats.knee(sweep, slo), sweep)
     assert "between 10 and 20" in said and "in 1 of 2 repeats" in said and "anywhere from 10 to 40" in said
     assert "10 to 20; 20 to 40" in said and "10 a second was measured once" in said
     assert "first token alone: 20 to 40" in said
     firm = pd.concat([point(10, 0, 1.0), point(10, 1, 1.0), point(20, 0, 0.9, ttft=2000.0), point(20, 1, 0.9, ttft=2000.0)], ignore_index=True)
-    said = part_1.knee_sentence(stats.knee(firm, slo), firm)
+    said = knee_words.sentence(stats.knee(firm, slo), firm)
     assert "2 repeats by itself says the same" in said and "alone" not in said and "anywhere" not in said
-    assert "too short for a steady window" in part_1.knee_sentence(stats.knee(firm, slo), firm.assign(steady_req_s=None))
+    assert "too short for a steady window" in knee_words.sentence(stats.knee(firm, slo), firm.assign(steady_req_s=None))
     assert part_1.repeats_sentence(sweep) == "Each load was measured twice, 10 a second once."
+
+
+@pytest.mark.parametrize(("shares", "waits", "short"), [
+    ([1.0, 1.0, 0.8], [200.0] * 3, "2 of its 3 repeats"),  # what chance does to one repeat is no wall
+    ([1.0], [200.0], "its only repeat"), ([1.0, 0.8, 0.8], [200.0] * 3, ""), ([1.0] * 3, [200.0, 200.0, 2000.0], ""),
+])
+def test_a_sweep_that_ends_before_the_wall_says_so(run, shares, waits, short):
+    frame = records.points_frame(run)
+    row = frame[(frame["pass"] == "measured") & (frame["request_rate"] != float("inf"))].iloc[[0]]
+    slo = {"ttft_percentile": 99, "ttft_s": 1.0, "completed_ratio": 0.95}
+    points = [row.assign(request_rate=16.0, rate_label="16", repeat=repeat, ttft_p50_ms=wait, ttft_p90_ms=wait, ttft_p99_ms=wait, ttft_n=500,
+                         num_prompts=500, running_mean=10.0, steady_req_s=16 * share, steady_offered_req_s=16.0)
+              for repeat, (share, wait) in enumerate(zip(shares, waits, strict=True))]
+    sweep = pd.concat(points, ignore_index=True)
+    said = knee_words.stops_short(sweep, slo)
+    assert (short in said and "16 a second" in said) if short else said == ""
+    assert bool(short) == ("ends before the wall" in knee_words.sentence(stats.knee(sweep, slo), sweep))
 
 
 def test_the_front_end_is_named_only_where_the_check_saw_it(run):
@@ -112,6 +129,6 @@ def test_the_flood_is_held_against_the_first_load_that_failed(flood, said):
 
 def test_every_status_of_the_knee_has_a_sentence(run):
     found = stats.knee(records.points_frame(run), run.document["settings"]["slo"])
-    assert part_1.knee_sentence(found)
+    assert knee_words.sentence(found)
     assert part_1.point_for_timeline(run, found)["point"] in [point["point"] for point in run.points]
     assert run.name in headline.reproduce(arms.of_runs([run]))

@@ -47,6 +47,12 @@ def test_the_same_input_gives_the_same_bytes(home):
     assert regenerate.execute("part_1", {"rig": "cpu"}).read_bytes() == first
 
 
+def test_an_empty_sentence_leaves_nothing_on_the_page(home):
+    write(home, "from IPython.display import HTML, Markdown, display\n\ndisplay(Markdown(''), HTML(''), Markdown('word'))\nMarkdown('last')")
+    outputs = nbformat.read(regenerate.execute("part_1", {}), as_version=4).cells[-1].outputs
+    assert [output.data["text/markdown"] for output in outputs] == ["word", "last"]
+
+
 @pytest.mark.parametrize(("body", "said"), [
     ("1 / 0", "ZeroDivisionError"),
     ("from inference_wall.errors import WallError\nraise WallError('the disk is full', 'free some space')", "the disk is full"),

@@ -15,12 +15,13 @@ INFO Initial profiling/warmup run took 0.32 s
 """
 
 
-def run(tmp_path, arm, *ids, compiled=None, log=LOG):
+def run(tmp_path, arm, *ids, compiled=None, log=LOG, **server):
     folder = tmp_path / arm
     folder.mkdir()
     (folder / "server.log.zst").write_bytes(zstandard.compress(log.encode()))
     return Run(folder, {"post": "part_1", "arm": arm, "engine": {"version": "0.25.1"}, "model": {"name": "m"},
-                        "starts": [{"id": each, "server": {"ready_s": 159.0, **({"compiled": compiled} if compiled else {})}} for each in ids]})
+                        "starts": [{"id": each, "server": {"ready_s": 159.0, **({"compiled": compiled} if compiled else {}), **server}}
+                                   for each in ids]})
 
 
 @pytest.mark.parametrize(("before", "after", "state"), [
@@ -38,6 +39,14 @@ def test_a_shared_start_is_one_row_and_each_log_belongs_to_its_start(tmp_path):
     assert found["warmup_run_s"].tolist() == [69.97, 0.32] and found["graph_capture_s"].iloc[0] == 5.0
     assert found["before_engine_s"].iloc[0] == pytest.approx(159.0 - 120.28)
     assert found["state"].isna().all() and found["compile_s"].isna().iloc[1]  # not recorded is not guessed
+
+
+@pytest.mark.parametrize(("server", "said"), [
+    ({}, None), ({"imports_kept": None}, "its own"), ({"imports_kept": {"import_s": 16.0, "waited_s": 16.6}}, "first"),
+    ({"imports_kept": {"import_s": 16.0, "waited_s": 0.06}}, "kept"),
+])
+def test_a_start_says_where_its_imports_were_made(tmp_path, server, said):
+    assert starts.table([run(tmp_path, "a", "one", **server)])["imports"].iloc[0] == said
 
 
 def test_somebody_elses_server_has_no_start(tmp_path):

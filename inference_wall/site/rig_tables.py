@@ -60,11 +60,12 @@ def minutes(pages: dict[str, list[dict[str, Any]]]) -> str:
 
 def server_starts(pages: dict[str, list[dict[str, Any]]], committed_only: bool = False) -> str:
     """One row a server start of every rig whose records know the state of the compile caches."""
-    rows = [("Rig", "Server for", "Caches", "First answer, s", "Before the engine, s", "Compile, s", "Profile run, s", "Graphs, s", "New kernels")]
+    rows = [("Rig", "Server for", "Caches", "First answer, s", "Imports", "Before the engine, s", "Compile, s", "Profile run, s", "Graphs, s",
+             "New kernels")]
     for rig in evidence.in_order({each["rig"] for found in pages.values() for each in found}):
         sets = [arms.newest(post, rig, committed_only) for post in pages]
         found = starts.table(run for each in sets if each is not None for run in each)
-        rows += [(rig, each.arms, each.state, f"{each.ready_s:,.0f}", _seconds(each.before_engine_s),
+        rows += [(rig, each.arms, each.state, f"{each.ready_s:,.0f}", each.imports or "its own", _seconds(each.before_engine_s),
                   *(_seconds(getattr(each, phase)) for phase in starts.PHASES), f"{each.new_kernels:.0f}")
                  for each in found.itertuples() if pd.notna(each.state)]
     return _table(rows) if len(rows) > 1 else "No record here knows what its server's compile caches held.\n"
