@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from . import arms, evidence, minutes, published, records
+from . import arms, evidence, minutes, proportions, published, records
 from .arms import ArmSet
 from .records import Run
 
@@ -144,7 +144,7 @@ def _time(took: dict[str, Any]) -> str:
 
 def collect(pages: dict[str, ArmSet], committed_only: bool = False) -> dict[str, dict[str, Any]]:
     """The content of `build/numbers.json`: published numbers, every rig's newest records, `<post>.here` for those that a page shows by default, and
-    `rigs.<rig>` with the minutes over all posts."""
+    `rigs.<rig>` with the minutes over all posts and with quantities in units of the rig's own machine."""
     entries = dict(published.numbers())
     by_rig: dict[str, list[ArmSet]] = {}
     for post, shown in pages.items():
@@ -157,4 +157,4 @@ def collect(pages: dict[str, ArmSet], committed_only: bool = False) -> dict[str,
                 entries |= {f"{post}.{place}.{name}": entry for name, entry in named.items()}
     for rig, found in by_rig.items():
         entries |= {f"rigs.{rig}.{name}": entry for name, entry in minutes.entries(found).items()}
-    return entries
+    return entries | proportions.entries(entries, list(by_rig))

@@ -1,8 +1,8 @@
 """The tables of the page of rigs, as Markdown.
 
-What:   `write` makes `build/pages/rigs/headlines.md` (rig x headline of each post, beside the published figure), `minutes.md` (where the
-        minutes of each rig went), `starts.md` (what each server start of a GPU rig took) and `sizes.md` (megabytes of records and traces), which
-        `book/rigs.md` includes.
+What:   `write` makes `build/pages/rigs/headlines.md` (rig x headline of each post, beside the published figure), `own_units.md` (what
+        can be compared), `minutes.md` (where the minutes of each rig went), `starts.md` (what each server start of a GPU rig took) and
+        `sizes.md` (megabytes of records and traces), which `book/rigs.md` includes.
 Why:    which rigs have records is known only when the site is built; the words around the tables are prose and stand in the book.
 Use:    called by `inference_wall.site.build`.
 Not:    the numbers themselves (`headline`, `minutes`).
@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from inference_wall import arms, evidence, records, starts
+from inference_wall import arms, evidence, proportions, records, starts
 
 FOLDER = "build/pages/rigs"
 TO_PAGES = "../build/executed/"  # from book/rigs.md
@@ -28,8 +28,9 @@ MINUTES = (("kind", "Minutes of a"), ("starts", "Server starts"), ("span_min:,.1
 
 def write(root: Path, titles: dict[str, str], pages: dict[str, list[dict[str, Any]]], committed_only: bool = False) -> None:
     """Write the files below `root`, only when they change. `titles`: of the posts, in order; `pages`: as in `build/rigs.json`."""
-    for name, text in (("headlines", headlines(titles, pages)), ("minutes", minutes(pages)), ("starts", server_starts(pages, committed_only)),
-                       ("sizes", sizes(pages, committed_only))):
+    for name, text in (("headlines", headlines(titles, pages)), ("minutes", minutes(pages)), ("own_units", own_units(pages)),
+                       ("starts", server_starts(pages, committed_only)),
+                                             ("sizes", sizes(pages, committed_only))):
         path = root / FOLDER / f"{name}.md"
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,6 +49,18 @@ def headlines(titles: dict[str, str], pages: dict[str, list[dict[str, Any]]]) ->
         if post in pages:
             rows.append((head, "a10g {bdg-warning-line}`published`", _number(f"{post}.here.headline_published"), ""))
     return _table(rows)
+
+
+UNITS = (("bound_ms:.1f", "Bytes of a step over the bandwidth, ms"), ("step_over_bound:.2f", "Step over its bytes"),
+         ("crossover:.0f", "Crossover, sequences"), ("prompt_steps:.1f", "1,000 prompt tokens, in steps"),
+         ("flood_percent:.0f", "Flood over its bytes, %"), ("knee", "Knee over the flood"))
+
+
+def own_units(pages: dict[str, list[dict[str, Any]]]) -> str:
+    """One column a rig and one for the published card, one row a quantity of `proportions`; under it, which rig is nearest to the card."""
+    rigs = [*evidence.in_order({each["rig"] for rows in pages.values() for each in rows}), proportions.PUBLISHED]
+    rows = [(head, *(_number(f"rigs.{rig}.unit_{name}") for rig in rigs)) for name, head in UNITS]
+    return _table([("In units of its own machine", *rigs), *rows]) + f"\n{_number('rigs.all.nearest')}\n"
 
 
 def minutes(pages: dict[str, list[dict[str, Any]]]) -> str:
