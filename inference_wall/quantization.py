@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from . import cliff
+from . import cliff, held_up
 from .arms import ArmSet
 from .cliff import StepFit
 from .records import Run
@@ -57,7 +57,7 @@ def variants(arms: ArmSet) -> pd.DataFrame:
     """
     known, first = fits(arms), base(arms)
     steps = cliff.steps_frame(arms)
-    steps = steps[steps["valid"].astype(bool)].dropna(subset="step_ms")
+    steps = held_up.of_the_engine(steps)
     rows = []
     for arm, run in arms.testable.items():
         row = {"arm": arm, "role": "other", **_model(run), **_fitted(known[arm]), **_flood(run), **_bandwidth(run)}
@@ -85,9 +85,9 @@ FIXED, ONE = "fixed term", "step of one sequence"
 
 
 def fits(arms: ArmSet) -> dict[str, StepFit]:
-    """The line through the step times of each testable arm; points that failed a check are left out."""
-    steps = cliff.steps_frame(arms)
-    steps = steps[steps["valid"].astype(bool)]
+    """The line through the step times of each testable arm; points that failed a check or were held up on their way to the client are left
+    out."""
+    steps = held_up.of_the_engine(cliff.steps_frame(arms))
     return {arm: cliff.step_fit(steps[steps["arm"] == arm]) for arm in arms.testable}
 
 

@@ -69,7 +69,8 @@ class Run:
         self._frames[number] = dict(zip(("requests", "chunks", "metrics"), frames, strict=True))
 
     def frame(self, name, point=None):
-        return self._frames[point][name].assign(point=point)
+        frame = self._frames[point][name]
+        return (pd.DataFrame() if frame is None else frame).assign(point=point)
 
     def trace(self, point) -> Path | None:
         return self._traces.get(point)

@@ -29,8 +29,7 @@ MINUTES = (("kind", "Minutes of a"), ("starts", "Server starts"), ("span_min:,.1
 def write(root: Path, titles: dict[str, str], pages: dict[str, list[dict[str, Any]]], committed_only: bool = False) -> None:
     """Write the files below `root`, only when they change. `titles`: of the posts, in order; `pages`: as in `build/rigs.json`."""
     for name, text in (("headlines", headlines(titles, pages)), ("minutes", minutes(pages)), ("own_units", own_units(pages)),
-                       ("starts", server_starts(pages, committed_only)),
-                                             ("sizes", sizes(pages, committed_only))):
+                       ("starts", server_starts(pages, committed_only)), ("sizes", sizes(pages, committed_only))):
         path = root / FOLDER / f"{name}.md"
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.parent.mkdir(parents=True, exist_ok=True)
