@@ -82,10 +82,10 @@ def sentence(path: Path) -> str:
     if row["share"] >= WORKS:
         text += "**Such a step lasts as long as the card works.**"
     elif row["share"] >= WAITS:
-        text += "For the rest it waited for the engine's process to launch the next kernel."
+        text += "For the rest it waited for the engine's process to {term}`launch <launch>` the next {term}`kernel`."
     else:
-        text += ("**For the rest it waited for the engine's process to launch the next kernel: the host decides how long such a step takes, "
-                 "not the card.**")
+        text += ("For the rest it waited for the engine's process to {term}`launch <launch>` the next {term}`kernel`: **the host decides how long "
+                 "such a step takes, not the card.**")
     return " ".join(part for part in (text, _host_words(path, row["share"]), _decode_words(kinds)) if part)
 
 
@@ -105,7 +105,7 @@ def _host_words(path: Path, share: float) -> str:
                  f"`{row['operator']}`")
     writes = found[found["context_tokens"] == 0]
     if len(writes) and (writes["graphs"] > 0).all() and not row["graphs"]:
-        text += ". A step that only writes is one recorded graph, replayed with a single call"
+        text += ". A step that only writes is one recorded graph (a {term}`CUDA graph`), replayed with a single call"
     return text + "."
 
 

@@ -210,8 +210,8 @@ def flood_sentence(run: Run, numbers: dict[str, Any]) -> str:
     passed = front_end_s(run)
     if passed and wait:
         span = digits(passed[0]) if digits(passed[0]) == digits(passed[1]) else f"{digits(passed[0])} to {digits(passed[1])}"
-        text += (f" Half of the flood's first tokens came within {wait}. Not all of that is the engine: its front end, which turns text into "
-                 f"tokens and passes the requests on, had taken in the whole burst only after {span} s.")
+        text += (f" Half of the flood's first tokens came within {wait}. Not all of that is the engine: its {{term}}`front end`, which turns text "
+                 f"into tokens and passes the requests on, had taken in the whole burst only after {span} s.")
     return text
 
 

@@ -195,7 +195,7 @@ display(figures.running_batch([sweep], caps={run.document["rig"]["name"]: cap} i
 # %%
 drew = card_power.by_load(run, card_power.offered)
 if len(drew):
-    display(Markdown("""A card has a limit of power. Where it reaches it, the driver lowers the clock, and all arithmetic takes longer. So beside
+    display(Markdown("""A card has a {term}`power limit`. Where it reaches it, the driver lowers the clock, and all arithmetic takes longer. So beside
 every load, this is what the card drew and how fast its clock ran."""))
     display(HTML(card_power.table(drew, "offered, requests/s")), Markdown(card_power.sentence(drew, run)))
 else:
