@@ -253,6 +253,23 @@ def keep(folders: tuple[Path, ...]) -> None:
 
 @main.command()
 @click.argument("folders", nargs=-1, required=True, metavar="RECORD...", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="For scripts.")
+def check(folders: tuple[Path, ...], as_json: bool) -> None:
+    """Explain the validity of each RECORD: what was checked, what failed, what to do.
+
+    Status 0: every point is valid. 3: some are not. 1: a record cannot be used.
+    """
+    from . import check as checking
+
+    found = [checking.look(folder.resolve()) for folder in folders]
+    click.echo(json.dumps([checking.as_json(each) for each in found], indent=1, allow_nan=False) if as_json else
+               "\n\n".join(checking.describe(each) for each in found))
+    if not all(each.valid for each in found):
+        sys.exit(checking.INVALID_STATUS)
+
+
+@main.command()
+@click.argument("folders", nargs=-1, required=True, metavar="RECORD...", type=click.Path(path_type=Path))
 def judge(folders: tuple[Path, ...]) -> None:
     """Apply the checks of today to each local RECORD's raw rows. Measures nothing; the record says what changed."""
     from . import judge as judging
