@@ -279,7 +279,7 @@ def population_sentence(cases: Cases) -> str:
     tokens, seconds, why = freeze.hides_after(case)
     if tokens:
         each = hurt["broad"] / max(1, len(case.populations["worst_by_round_ms"]))
-        text += (f" One injection hurt {each:.0f} tokens. A p99 leaves out one gap in a hundred, so it forgets this injection after {tokens:,} "
+        text += (f" One injection hurt {each:,.3g} tokens. A p99 leaves out one gap in a hundred, so it forgets this injection after {tokens:,} "
                  f"tokens: {digits(seconds)} s of watching {case.victims} victims.")
     return text + (f" ({why[:1].upper()}{why[1:]}.)" if why else "")
 

@@ -35,12 +35,15 @@ def sentence(found: dict[str, Any], frame: pd.DataFrame | None = None) -> str:
     if found["status"] == "bracketed" and places:
         lows, highs = ([one["bracket"][end] for one in places if one["bracket"][end] is not None] for end in (0, 1))
         if lows and highs and (min(lows), max(highs)) != (low, high):
+            end = rate_text(max(highs)) if all(one["bracket"][1] is not None for one in places) else "beyond the heaviest load"
             texts["bracketed"] = (
                 f"**The wall stands between {rate_text(low)} and {rate_text(high)} requests a second by the strict rule: the worst repeat counts. "
-                f"Over the repeats it lies anywhere from {rate_text(min(lows))} to {rate_text(max(highs))}:** these points are too few and too short "
+                f"Over the repeats it lies anywhere from {rate_text(min(lows))} to {end}:** these points are too few and too short "
                 "to say more.")
     short = "" if frame is None else stops_short(frame, found["slo"])
-    notes += [f"**{short[:1].upper()}{short[1:]}.**"] if short else []
+    if short:
+        rest = texts[found["status"]].replace("**", "")
+        return " ".join([f"**{short[:1].upper()}{short[1:]}.** What the strict rule says, for the record: {rest}", *firm, *notes])
     return " ".join([texts[found["status"]], *firm, *notes])
 
 

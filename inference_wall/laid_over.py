@@ -154,7 +154,7 @@ def part_2(found: list[ArmSet]) -> Overlay:
             for row in author[author["injection"] == "heavy"].itertuples()]
     curves.append(Curve(published.RIG, PUBLISHED_LABEL, _rows(rows)))
     return Overlay("Worst stall of an injection over the calm median gap, against the prompt tokens that one step may hold over those of one long "
-                   "prompt. Diamonds are servers without chunked prefill", "prompt tokens in a step / tokens of one long prompt",
+                   "prompt. Diamonds are servers without chunked prefill", "prompt tokens in a step / of one long prompt",
                    ("worst stall / calm gap",), (True,), curves, left_out, "part_2_laid_over.csv", {"x": (1.0, "a whole prompt")})
 
 

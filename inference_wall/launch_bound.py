@@ -101,7 +101,7 @@ def _host_words(path: Path, share: float) -> str:
     text = f"For {'that step' if len(reads) == 1 else 'one of them'} the host made {launched}"
     if row["operator"]:
         calls = "1 call" if row["calls"] == 1 else f"{row['calls']} calls"
-        text += (f"; most of its time, {digits(row['operator_ms'])} of {digits(row['host_ms'])} ms, went into {calls} of "
+        text += (f"; of the {digits(row['host_ms'])} ms that it spent on it, {digits(row['operator_ms'])} went into {calls} of "
                  f"`{row['operator']}`")
     writes = found[found["context_tokens"] == 0]
     if len(writes) and (writes["graphs"] > 0).all() and not row["graphs"]:

@@ -58,6 +58,8 @@ def _workload(book: Book) -> None:
     book.put("request_tokens", per_request, "tokens")
     cache, why_not = cache_of(book.run)
     # The last token of an answer is never written to the cache.
+    book.put("request_blocks", cache.need(per_request - 1) if cache else None, "blocks", reason=why_not or "the server did not say")
+    book.put("usable_blocks", cache.blocks if cache else None, "blocks", reason=why_not or "the server did not say")
     book.put("room_requests", cache.room(per_request - 1) if cache else None, "requests", reason=why_not or "the server did not say")
     book.put("block_tokens", said.get("block_size"), "tokens", reason="the server did not say")
     stream_ms, seats = book.entries["stream_ms"]["value"], book.entries["max_num_seqs"]["value"]

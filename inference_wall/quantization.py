@@ -32,6 +32,8 @@ GIB = 2**30
 PREDICTORS = {"streamed": "streamed bytes", "loaded": "loaded bytes", "parameters": "parameters"}
 SAME = 0.01  # two predictions closer than this cannot be told apart
 CLOSE_PERCENT = 15.0  # the shape held where the bytes' prediction is off by no more than this
+PART = 1 / 3  # of the promised saving: from there on bytes had their effect in part
+SHORTER = 0.95  # without an interval, a step of at most this ratio is called shorter
 NEITHER = 1.5  # a factor: where even the nearest prediction is off by more, no rule says what was measured
 WAITS_PERCENT = 60.0  # of the measured bandwidth: a step that uses less does not wait for bytes alone
 BIGGER = 1.05  # times the parameters: another model, not another format
@@ -201,8 +203,8 @@ def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
     interval, or null), slope, slope_low, slope_high (ratios of the slopes; null where a line is in doubt), line_doubt (whose, why), one (of step
     times at a batch of one), largest (at the largest batch that both ran, `largest_batch`), flood (ratio of tokens/s), off_percent (measured
     over the streamed bytes' prediction, less 1), waits_percent (share of the bandwidth that the base's step uses), waits_reason (why that is
-    null), nearest (texts of the nearest prediction and of those that cannot be told from it), says (`bytes`, `parameters`, `neither` or
-    `cannot tell`), reason.
+    null), nearest (texts of the nearest prediction and of those that cannot be told from it), says (`bytes`, `part`, `parameters`, `neither`
+    or `cannot tell`), reason.
     """
     start, found = by_role(rows, "base"), []
     if start is None:
@@ -256,7 +258,8 @@ def judge(predicted: dict[str, float | None], measured: float | None, low: float
 
     Distance is the factor between them, whichever way. Predictions within 1 percent of the nearest count with it. `says` is `neither` where even
     the nearest is off by more than the factor `NEITHER` and lies outside the interval; `cannot tell` where parameters and bytes predict the same,
-    are not both known, or are both within the interval.
+    are not both known, or are both within the interval. `part`: one model in two formats whose step got shorter by at least `PART` of what its
+    bytes promise, though bytes are not nearest.
     """
     known = {name: value for name, value in predicted.items() if value}
     nothing: dict[str, Any] = {"nearest": [], "says": "cannot tell", "reason": None}
@@ -272,6 +275,11 @@ def judge(predicted: dict[str, float | None], measured: float | None, low: float
     def holds(value: float) -> bool:
         return low is not None and high is not None and low <= value <= high
 
+    promised = known.get("streamed") or known.get("loaded")
+    shorter = measured <= SHORTER if high is None else high < 1
+    if (abs(math.log(known["parameters"])) <= SAME and promised and promised < measured and shorter and kinds == {"parameters"}
+            and (1 - measured) / (1 - promised) >= PART):
+        return {"nearest": nearest, "says": "part", "reason": None}
     factor = math.exp(abs(math.log(known[best] / measured)))
     if factor > NEITHER and not holds(known[best]):
         return {"nearest": nearest, "says": "neither", "reason": f"the nearest prediction is off by a factor of {factor:.2f}"}
@@ -302,8 +310,8 @@ def verdict(pairs: pd.DataFrame) -> tuple[str, str]:
     """Did "bytes, not parameters, set the speed" hold? (`held`, `moved`, `did not hold` or `not measured here`, and because of what).
 
     Held: in every pair that can tell, bytes are nearest, the streamed bytes' prediction is off by at most `CLOSE_PERCENT`, and the unquantized step
-    waits for its bytes (`waits`). Moved: bytes are nearest everywhere, but further off, or the step does not wait for them, or it is not known
-    whether it does. Did not hold: parameters are nearest, or neither is near, in at least one pair.
+    waits for its bytes (`waits`). Moved: bytes are nearest everywhere, but further off, or had their effect in part, or the step does not wait for
+    them, or it is not known whether it does. Did not hold: parameters are nearest, or neither is near, in at least one pair.
     """
     telling = [row for row in pairs.to_dict("records") if row["says"] != "cannot tell"]
     if not telling:
@@ -312,9 +320,9 @@ def verdict(pairs: pd.DataFrame) -> tuple[str, str]:
     words = [f"{row['arm']}: measured {row['measured']:.2f}, " + ", ".join(f"{PREDICTORS[name]} {row[name]:.2f}" for name in PREDICTORS if row[name])
              + (f" ({row['reason']})" if row["reason"] else "") for row in telling]
     waiting, because = waits(pairs)
-    if any(row["says"] != "bytes" for row in telling):
+    if any(row["says"] not in ("bytes", "part") for row in telling):
         return "did not hold", "; ".join([*words, because] if waiting is False else words)
-    if not waiting:
+    if not waiting or any(row["says"] == "part" for row in telling):
         return "moved", "; ".join([*words, because])
     close = all(abs(row["off_percent"]) <= CLOSE_PERCENT or (row["low"] is not None and row["low"] <= row["streamed"] <= row["high"])
                 for row in telling if row["streamed"]) and any(row["streamed"] for row in telling)

@@ -134,7 +134,8 @@ def line_sentence(found: Findings) -> str:
         return "No step time was measured, so there is no line."
     doubts = [f"`{row['arm']}` ({row['line_doubt']})" for row in rows if row["line_doubt"]]
     if not doubts:
-        return "In each line the points tell both terms from 0. So the fixed terms are compared below."
+        return ("Each line is firm: by its points neither the fixed term nor what a sequence adds could be 0. So the fixed terms are compared "
+                "below.")
     return (f"**There is no line to rely on for {_listed(doubts)}.** Two terms of such a line are not two costs.{_falls(rows)} So this page compares "
             "measured steps instead, for all variants: those of one sequence, which stream the same bytes, and those of the largest batch.")
 
@@ -161,7 +162,7 @@ def thesis_sentence(found: Findings) -> str:
             continue
         by = "fixed terms" if pair["measured_by"] == quantization.FIXED else "steps of one sequence"
         interval = f"about 95 percent: {pair['low']:.2f} to {pair['high']:.2f}" if pair["low"] is not None else "no interval"
-        near = f" Nearest: {' and '.join(pair['nearest'])}." if pair["nearest"] else ""
+        near = f" Nearest, by the factor between them: {' and '.join(pair['nearest'])}." if pair["nearest"] and pair["says"] != "part" else ""
         near += _promised(pair)
         doubt = {"cannot tell": " It cannot tell bytes from parameters: ", "neither": " That is not near: "}.get(pair["says"])
         also = (f" At a batch of {pair['largest_batch']:.0f}: {pair['largest']:.2f}."
@@ -191,8 +192,11 @@ def _end(found: Findings) -> str:
         return (f"**The thesis held here:** in every pair that can tell, bytes are nearest, within {close} or within the interval. And {because}: it "
                 "waits for bytes.")
     if verdict == "moved":
+        part = [f"`{pair['arm']}`" for pair in pairs if pair["says"] == "part"]
+        if part and waiting:
+            return f"**The thesis held in part:** fewer bytes did make the step of {_listed(part)} shorter, and not by as much as they promise."
         if not waiting:
-            return f"**Bytes came nearest, and that is no proof here:** {because}."
+            return f"**{'Bytes had part of their effect' if part else 'Bytes came nearest'}, and that is no proof here:** {because}."
         return f"**The thesis held in direction only:** bytes are nearer than parameters, but off by more than {close}."
     names = {kind: [f"`{pair['arm']}`" for pair in pairs if pair["says"] == kind] for kind in ("parameters", "neither")}
     why = [f"for {_listed(names['parameters'])} the number of parameters came nearer than bytes"] if names["parameters"] else []
@@ -320,6 +324,19 @@ def quality_limits(found: Findings) -> str:
     return ("Both questions went through the server and its kernels, not through another program that reads the same folder. Read the result for "
             "what it is: a small check can show damage, and cannot show that there is none. Greedy continuations also part for reasons that are no "
             "loss: where two tokens are almost equally likely, the last bit decides.")
+
+
+def limits_sentence(found: Findings) -> str:
+    """What a page of these records cannot show."""
+    real = {bool(row["real"]) for row in found.rows.to_dict("records")}
+    text = ("Bytes and arithmetic were not varied apart from each other. The interval of a ratio is approximate. Kernels of other formats, cards "
+            "and versions of the engine have their own limits.")
+    if True in real:
+        text += (" The embedded model was rounded plainly, without calibration; methods that look at data lose less. And \"quality\" here is one "
+                 "text and a few sentences: for a decision, ask your own questions.")
+    if False in real:
+        text += " Weights that are random stand for bytes and not for words."
+    return text
 
 
 def quality_table(found: Findings) -> str:

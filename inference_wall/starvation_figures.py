@@ -112,7 +112,8 @@ def timeline(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame
         x = (float(ticks(first_end.dropna()).min()) - zero) * UNIT_S
         for row in range(1, 5):
             figure.add_vline(x=x, row=row, col=1, line={"color": GREY, "dash": "dot", "width": 1.5})
-        figure.add_annotation(x=x, xref="x", y=1, yref="y domain", text="first end", showarrow=False, xanchor="left", yanchor="top", font_size=11)
+        figure.add_annotation(x=x, xref="x", y=1, yref="y domain", text="first end", showarrow=False, yanchor="top", font_size=11,
+                              xanchor="right" if x > 0.7 * last else "left")
     figure.update_layout(barmode="overlay", bargap=0)
     figure.update_yaxes(row=1, autorange="reversed")
     for row in (2, 3, 4):

@@ -31,6 +31,22 @@ def arms_sentence(found: Findings) -> str:
 # --- the bound --------------------------------------------------------------------------------------------------------
 
 
+def flags_sentence(found: Findings) -> str:
+    """What else differs between the natural cache and the cut ones, beside the number of blocks."""
+    natural = found.arms.runs.get("natural")
+    if natural is None:
+        return ""
+    others = {}
+    for run in found.arms.testable.values():
+        for name, value in run.document["flags"].items():
+            if name not in ("num-gpu-blocks-override",) and natural.document["flags"].get(name) != value:
+                others[name] = f"`{name}` is {value} there, and {natural.document['flags'].get(name)} for the natural one"
+    if not others:
+        return "Nothing else about them differs."
+    return (f"Nothing else about them differs but this: {'; '.join(others.values())}. The engine refuses more seats than a cut cache has blocks. It "
+            "matters only where that many requests could run.")
+
+
 def room_sentence(found: Findings) -> str:
     """Whether the room formula, with blocks of state from the model's layers, agrees with what the servers printed. Markdown."""
     rooms = {arm: cache_room.room(run) for arm, run in found.arms.testable.items()}
@@ -160,7 +176,8 @@ def onset_sentence(found: Findings) -> str:
     before, after, first, end = int(point["before"]), int(point["after"]), point["first_end_s"], point["end_s"]
     if not before + after:
         return "There is nothing to divide: no answer stopped while others went on."
-    text = f"Until the first request ended, at {first:.1f} s, {before} of the pauses began; in the {end - first:.1f} s after that {after}. "
+    text = (f"In the control on `{found.cut}`: until the first request ended, at {first:.1f} s, {before} of the pauses began; in the "
+            f"{end - first:.1f} s after that {after}. ")
     if not after:
         return text + "It is an **onset**: the batch over-fills once, and nobody is put out after the first end."
     if not before:
@@ -198,7 +215,7 @@ def victims_sentence(found: Findings) -> str:
     last, who = int((victims["behind"] == 0).sum()), sorted(set(victims["request"]))
     shortest, longest = victims["pause_s"].min(), victims["pause_s"].max()
     spans = f"of {shortest:.2f} s" if len(victims) == 1 else f"each of {shortest:.2f} to {longest:.2f} s"
-    text = f"In the streams {amount(len(victims), 'pause')} began while others went on, {spans}; {said}. "
+    text = f"In the streams of the control {amount(len(victims), 'pause')} began while others went on, {spans}; {said}. "
     if counted is not None and counted > len(victims):
         text += "The streams show fewer: who is put out before the first token, or only for a moment, does not stand out in them. "
     elif counted is not None and counted < len(victims):

@@ -124,8 +124,16 @@ def setup_table(run: Any, numbers: dict[str, dict[str, Any]]) -> str:
 
 def knee_table(found: dict[str, Any]) -> str:
     """The verdict at each offered rate with its reason, as an HTML table."""
-    rows = [(f"{rate['request_rate']:g}", rate["verdict"], rate["reason"]) for rate in found["rates"]]
+    rows = [(f"{rate['request_rate']:g}", rate["verdict"], _met(rate, found["slo"])) for rate in found["rates"]]
     return plain_table(["offered, requests/s", "service level", "because"], rows, "part_1_knee.csv")
+
+
+def _met(rate: dict[str, Any], slo: dict[str, Any]) -> str:
+    """Why a rate got its verdict; one that several repeats met, by the worst of them."""
+    if rate["verdict"] != "meets" or rate["repeats"] < 2 or rate["ttft_ms"] is None:
+        return rate["reason"]
+    share = f", completed at least {rate['completed_ratio']:.0%}" if rate["completed_ratio"] is not None else ""
+    return f"p{slo['ttft_percentile']:g} TTFT at most {rate['ttft_ms']:,.0f} ms{share} (the worst of {rate['repeats']} repeats)"
 
 
 def plain_table(heads: list[str], rows: list[tuple[str, ...]], csv: str) -> str:

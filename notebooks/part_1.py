@@ -81,7 +81,9 @@ display(Markdown(part_1.weights_sentence(run)))
 # Before any load, the server says how much room it has. Its log on this machine: a cache for
 # {num}`part_1.here.kv_cache_tokens:,` tokens, handed out in {term}`blocks <block>` of
 # {num}`part_1.here.block_tokens`. One of our requests has {num}`part_1.here.request_tokens` tokens at most, and takes whole
-# blocks. So there is {term}`room` for {num}`part_1.here.room_requests:,.0f` of them. (Part 4 has the rule.)
+# blocks: {num}`part_1.here.request_blocks` of the {num}`part_1.here.usable_blocks:,` that there are for requests. So there is
+# {term}`room` for {num}`part_1.here.room_requests:,.0f` of them. (A model that keeps a {term}`recurrent state` takes blocks for that
+# too, and the number of tokens that the log prints does not say how many requests fit: Part 4 has the rule.)
 #
 # There is also a cap that somebody chose: `max_num_seqs`, here {num}`part_1.here.max_num_seqs`. Of the two, the smaller
 # one decides how many requests can run together. The others wait outside.
@@ -164,7 +166,7 @@ display(HTML(tables.knee_table(knee)))
 display(figures.completed_against_offered([sweep], knee=knee))
 
 # %% [markdown]
-# While the server keeps up, completed and offered agree but for chance: arrivals are random. Beyond the knee the curve bends
+# While the server keeps up, completed and offered agree but for chance: arrivals are random. Where it no longer does, the curve bends
 # away from the diagonal: more is asked than is answered, and the difference piles up. Where it can be found, the rate counts in a
 # {term}`steady window`, without the ramp at the start and most of the drain at the end.
 
@@ -264,7 +266,7 @@ display(figures.completed_against_offered([sweep, a10g]))
 display(laid_over_figures.draw(laid_over.part_1(laid_over.beside(arms))))
 
 # %% [markdown]
-# The knees are of different service levels: p{num}`part_1.here.slo_percentile` of TTFT here, p99 there, and the author's
+# Our service level asks for the p{num}`part_1.here.slo_percentile` of TTFT, the published one for its p99, and the author's
 # completed rate includes the drain, so it lies too low and is not judged. On the A10G a p99 TTFT of one second broke between
 # {num}`published.a10g.knee_low_req_s:g` and {num}`published.a10g.knee_high_req_s:g` requests a second, and the flood reached
 # {num}`published.a10g.flood_req_s:.2f`. Three things to know before you quote these numbers:

@@ -139,8 +139,8 @@ per_load(freeze_figures.token_beats)
 
 # %% [markdown]
 # Each line climbs by one whenever the victim gets a token. A steady slope is calm. A flat piece is a stall: the reader
-# stares at an unfinished sentence. The bar at the foot shows how long the long prompts were being read. Compare the panels.
-# Where a prompt is read whole, expect one long flat piece; where it is cut up, a staircase of shorter ones.
+# stares at an unfinished sentence. The bar at the foot shows how long the long prompts were being read.
+# Where a prompt is read whole, expect a long flat piece for each step that reads; where it is cut up, a staircase of shorter ones.
 #
 # ## The worst stall
 

@@ -57,7 +57,10 @@ author_runs = starvation_published.runs()
 # ## Setup
 #
 # One model, one set of flags, several caches. The first server sizes its cache itself; we call that cache `natural`.
-# The others are told to take fewer blocks, and nothing else about them differs.
+# The others are told to take fewer blocks.
+
+# %%
+display(Markdown(starvation_words.flags_sentence(found)))
 
 # %%
 display(HTML(tables.setup_table(arms.first, numbers)))
@@ -280,7 +283,7 @@ widgets.dial({arm: starvation_figures.published_timeline(author_samples, arm) fo
 # %% [markdown]
 # The first of the two shows an onset: two bursts, and quiet in between. The second shows churn: requests of mixed
 # lengths in a small cache, and a counter that rises from beginning to end. When each of them was put out these counters do
-# not say. We have not read how that version reports a preemption; the version that we read does so only when the request
+# not say. We have not read how that version reports a preemption, and versions differ: 0.32.0 does so only when the request
 # comes back.
 
 # %%

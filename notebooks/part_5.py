@@ -215,7 +215,8 @@ display(Markdown(quantization_words.quality_limits(found)))
 # %% [markdown]
 # ## One step, from inside
 #
-# The profiler slows the engine down, and not evenly. From a trace we read names and shares, never a latency.
+# The profiler slows the engine down, and not evenly. From a trace we read names and shares, never a latency. On a card it
+# stretches the launching of kernels and leaves the kernels as long as they are: their own times may be read, as above.
 
 # %%
 for path in traces.values():
@@ -305,12 +306,12 @@ display(laid_over_figures.draw(laid_over.part_5(laid_over.beside(arms))))
 # ## What this page does not show
 #
 # One machine, {num}`part_5.here.repeats` repeat(s). {num}`part_5.here.invalid_points` of {num}`part_5.here.points` points
-# failed a validity check; the [provenance page](../pages/provenance.md) lists each check. Bytes and arithmetic were not
-# varied apart from each other. The embedded model was rounded plainly, without calibration; methods that look at data lose
-# less. The kernels of other formats, and of GPUs, have their own limits. The interval of a ratio is approximate. Weights
-# that are random stand for bytes and not for words. And "quality" here is one text and a few sentences: for a decision, ask
-# your own questions.
-#
+# failed a validity check; the [provenance page](../pages/provenance.md) lists each check.
+
+# %%
+display(Markdown(quantization_words.limits_sentence(found)))
+
+# %% [markdown]
 # ## Reproduce
 
 # %%

@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from test_records import IDENTITY, folder, frames, point  # noqa: F401  (folder is a fixture)
 
 from inference_wall import judge, records, stats
 from inference_wall.errors import WallError
-from tests.test_records import IDENTITY, folder, frames, point  # noqa: F401  (folder is a fixture)
 
 
 def sealed(valid: bool) -> "records.Run":

@@ -13,7 +13,7 @@ from inference_wall import part_5, published, published_numbers, quantization_wo
 
 NOTEBOOK = (rigs.root() / "notebooks" / "part_5.py").read_text(encoding="utf-8")
 SENTENCES = ("variants", "width", "floor", "bound", "kernel", "line", "thesis", "bandwidth", "same", "bigger", "room", "quality", "relative",
-             "formats")
+             "formats", "limits")
 TABLES = ("bytes", "kernels", "steps", "quality")
 
 
@@ -134,7 +134,7 @@ def test_every_table_has_a_row_a_variant(any_found, name):
     ("one variant", "thesis", "Not decided here"), ("one variant", "variants", "nothing to compare"), ("one variant", "bigger", "not measured"),
     ("base missing", "variants", "No record yet of `float32`"), ("no flood", "bigger", "cannot be compared"),
     ("no facts", "bandwidth", "cannot be said: the streamed bytes are not known"), ("all refused", "kernel", "no kernel to prove"),
-    ("whole", "line", "tell both terms from 0"), ("whole", "floor", "at least **20.0 ms**"), ("whole", "thesis", "**0.50** by fixed terms"),
+    ("whole", "line", "Each line is firm"), ("whole", "floor", "at least **20.0 ms**"), ("whole", "thesis", "**0.50** by fixed terms"),
     ("uneven", "line", "no line to rely on for `float32` (the interval of its slope includes 0)"), ("uneven", "same", "a step of 16 sequences takes"),
     ("uneven", "thesis", "by steps of one sequence (no interval)"), ("uneven", "relative", "no line in the figure"),
     ("uneven", "line", "in `int8` 39.9 ms for 4, 55.9 ms for 2"), ("uneven", "thesis", "At a batch of 16: 1.00."),

@@ -116,5 +116,5 @@ def test_rates_below_the_mark_are_measured_once():
     settings = plans.settings(rig, "part_1", {})
     (arm,) = plans.arms("part_1", settings, {})
     measured = [point for point in plans.points("part_1", settings, {}, arm) if point.pass_name == "measured"]
-    counts = {rate: sum(point.request_rate == rate for point in measured) for rate in (4, 6, None)}
-    assert counts == {4: 1, 6: settings["repeats"], None: settings["repeats"]}
+    counts = {rate: sum(point.request_rate == rate for point in measured) for rate in (settings["rates"][0], settings["repeat_from"], None)}
+    assert list(counts.values()) == [1, settings["repeats"], settings["repeats"]] and settings["rates"][0] < settings["repeat_from"]

@@ -94,7 +94,10 @@ def test_the_interval_of_a_ratio_adds_squares():
 @pytest.mark.parametrize(("predicted", "measured", "interval", "nearest", "says"), [
     ({"streamed": 0.4, "loaded": 0.5, "parameters": 1.0}, 0.42, (0.4, 0.45), ["streamed bytes"], "bytes"),
     ({"streamed": 0.4, "loaded": 0.402, "parameters": 1.0}, 0.39, (0.38, 0.45), ["streamed bytes", "loaded bytes"], "bytes"),
-    ({"streamed": 0.4, "loaded": 0.4, "parameters": 1.0}, 0.7, (0.65, 0.75), ["parameters"], "parameters"),  # 1 / 0.7 < 0.7 / 0.4
+    ({"streamed": 0.4, "loaded": 0.4, "parameters": 1.0}, 0.7, (0.65, 0.75), ["parameters"], "part"),  # 1 / 0.7 < 0.7 / 0.4
+    ({"streamed": 0.4, "loaded": 0.4, "parameters": 1.0}, 0.85, (0.8, 0.9), ["parameters"], "parameters"),  # a quarter of what was promised
+    ({"streamed": 0.4, "loaded": 0.4, "parameters": 1.0}, 0.7, (0.5, 1.1), ["parameters"], "parameters"),  # perhaps no shorter at all
+    ({"streamed": 0.4, "loaded": 0.4, "parameters": 1.0}, 0.7, (None, None), ["parameters"], "part"),
     ({"streamed": 0.4, "loaded": 0.4, "parameters": 1.0}, 0.6, (0.55, 0.65), ["streamed bytes", "loaded bytes"], "bytes"),  # and the other way
     ({"streamed": 1.0, "loaded": 1.3, "parameters": 2.25}, 1.01, (None, None), ["streamed bytes"], "bytes"),
     ({"streamed": 0.9, "loaded": 0.9, "parameters": 1.0}, 0.95, (0.8, 1.1), ["parameters"], "cannot tell"),
