@@ -83,6 +83,12 @@ class Story:
     def find(self, words):
         return next(process for process in self.family() if words in " ".join(process.cmdline()))
 
+    def server(self):
+        """The process that listens, of those forked from the one that keeps the engine's imports: a fork has no command line of its own."""
+        family = {process.pid: process for process in self.family() if "multiprocessing.forkserver" in " ".join(process.cmdline())}
+        return next(family[connection.pid] for connection in psutil.net_connections("tcp")
+                    if connection.status == psutil.CONN_LISTEN and connection.pid in family)
+
     def assert_nobody_left(self, within_s=60):
         deadline = time.time() + within_s
         while self.family() and time.time() < deadline:
@@ -141,7 +147,7 @@ def test_server_killed_is_one_clear_error_with_its_cause(story):
     before = len(story.kept)
     wall = story.start("run", "part_1", *COMMON)  # a batch would go on with the other parts
     wall.wait_for(r"measured pass, sweep, rate")
-    story.find("vllm.entrypoints.cli.main").kill()
+    story.server().kill()
     code, output = wall.end()
     assert code == 1 and "SIGKILL" in output and "finished points are kept" in output and "Traceback" not in output
     story.assert_nobody_left()
