@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .errors import WallError
+
 PR_SET_PDEATHSIG = 1
 MAIN = "vllm.entrypoints.cli.main"
 # A server forked from here forks its own engine process, which is then spared the imports too.
@@ -62,9 +64,16 @@ class Forked:
 
 
 def serve(argv: list[str], log: Path, environment: dict[str, str]) -> Forked:
-    """Fork a server: the command line `argv`, as `server.serve_argv` makes it, with output appended to `log`, in a session of its own."""
+    """Fork a server: the command line `argv`, as `server.serve_argv` makes it, with output appended to `log`, in a session of its own.
+
+    WallError when the process that makes the imports has ended, most likely in one of them.
+    """
     process = multiprocessing.get_context("forkserver").Process(target=_server, args=(argv, str(log), {**environment, **ENVIRONMENT}, time.time()))
-    process.start()
+    try:
+        process.start()
+    except (OSError, EOFError) as problem:
+        raise WallError(f"the process that makes the engine's imports has ended ({type(problem).__name__})",
+                        "look at the end of benchmarks/local/measure.log; keep_imports = false in the rig starts servers the plain way") from problem
     return Forked(process)
 
 

@@ -49,6 +49,32 @@ def test_a_forked_server_is_the_real_one_and_nothing_outlives_the_run(tmp_path):
     assert standby.facts(_read(tmp_path / "serve.log"))["waited_s"] < 2  # the imports were there
 
 
+BROKEN = """
+import os, sys
+from pathlib import Path
+from inference_wall import standby
+from inference_wall.errors import WallError
+
+if __name__ == "__main__":
+    standby.launch(dict(os.environ))
+    try:
+        standby.serve([sys.executable, "-m", standby.MAIN, "--version"], Path(sys.argv[1]), dict(os.environ))
+    except WallError as problem:
+        print(problem)
+"""
+
+
+def test_imports_that_fail_are_one_clear_error(tmp_path):
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('no such kernel')\n")
+    script = tmp_path / "run.py"
+    script.write_text(BROKEN)
+    done = subprocess.run([sys.executable, str(script), str(tmp_path / "log")], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.stdout.startswith("error: the process that makes the engine's imports has ended") and "keep_imports = false" in done.stdout, done
+    assert "no such kernel" in done.stderr
+
+
 def _read(path):
     return path.read_text() if path.exists() else ""
 
